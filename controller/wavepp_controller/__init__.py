@@ -1,0 +1,1 @@
+"""Controller of WavePP (DESIGN.md section 3)."""

@@ -1,0 +1,1 @@
+"""Pure controller: events in, actions out."""

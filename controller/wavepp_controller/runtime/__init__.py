@@ -1,0 +1,1 @@
+"""asyncio, gRPC and etcd around the controller core."""

@@ -1,0 +1,85 @@
+"""Every limit of the wire, and keepalive for both ends, in one place.
+
+Owns numbers only. A server's minimum ping interval must stay below its clients' ping time, or
+gRPC answers GOAWAY too_many_pings: that is why both ends read these constants.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+PROTOCOL_VERSION: Final = 1
+"""Raised when a message changes its meaning; members of another version are refused by name."""
+
+# Sizes
+MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
+FRAME_BYTES: Final = 1024 * 1024
+"""Largest payload of one frame of a framed stream (prompts, announcements, digests, links)."""
+MAX_PROMPT_TOKENS: Final = 4 * 1024 * 1024
+MAX_REQUEST_ID_CHARS: Final = 128
+MAX_NAME_CHARS: Final = 256
+"""Pipelines, salts, adapters, model names."""
+MAX_LANES: Final = 128
+"""Rows of one wave: the width of the void bitmap."""
+MAX_ROUND_ENTRIES: Final = 32
+MAX_TOP_LOGPROBS: Final = 64
+MAX_VOCABULARY: Final = 512 * 1024
+"""Bounds a full logits row to 2 MiB, within one message."""
+MAX_DIGEST_HASHES: Final = 1024
+"""Hashes in one digest message; a snapshot is paged, a backlog coalesced."""
+DIGEST_BACKLOG_HASHES: Final = 64 * 1024
+"""A reader further behind than this gets a fresh snapshot."""
+MAX_BLOCK_TOKENS: Final = 1024
+MAX_STAGES: Final = 64
+MAX_TOMBSTONES: Final = 4096
+MAX_PRIORITY: Final = 9
+MIN_PRIORITY: Final = -9
+
+# Queues
+MAX_QUEUED_REQUESTS: Final = 1024
+MAX_QUEUED_TOKENS: Final = 64 * 1024 * 1024
+
+# Time (ms on the wire, s in code that waits)
+DEFAULT_DEADLINE_MS: Final = 600_000
+MAX_DEADLINE_MS: Final = 24 * 3600 * 1000
+HEARTBEAT_MS: Final = 250
+SILENCE_MS: Final = 1250
+"""Silence on RunWaves after which a daemon, or a controller, counts as lost."""
+ROUND_DEADLINE_MS: Final = 1000
+CAPACITY_RETRY_MS: Final = 100
+JOIN_DEADLINE_MS: Final = 120_000
+CALL_DEADLINE_MS: Final = 5_000
+"""Any unary call that names no deadline of its own."""
+PIPELINE_WAIT_MS: Final = 30_000
+"""Longest wait of a queued request for a pipeline that is not formed."""
+WAVE_TIMEOUT_MS: Final = 60_000
+MEMBER_TTL_S: Final = 10
+
+# gRPC keepalive (ms): the server's minimum must be below the client's time
+CLIENT_KEEPALIVE_TIME_MS: Final = 10_000
+CLIENT_KEEPALIVE_TIMEOUT_MS: Final = 5_000
+SERVER_MIN_PING_INTERVAL_MS: Final = 5_000
+
+CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", CLIENT_KEEPALIVE_TIME_MS),
+    ("grpc.keepalive_timeout_ms", CLIENT_KEEPALIVE_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.enable_retries", 0),
+    # A restarted peer on the same address must be reached again at once.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+SERVER_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.http2.min_ping_interval_without_data_ms", SERVER_MIN_PING_INTERVAL_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_ping_strikes", 2),
+    # Two servers must never share one port by accident.
+    ("grpc.so_reuseport", 0),
+)

@@ -1,0 +1,1 @@
+"""Shell pieces that both sides share: channels, membership store, tracing, logs."""

@@ -1,0 +1,586 @@
+"""The words of the wire, as types (DESIGN.md section 2).
+
+Owns: identities, the fence tuple and every message that crosses a process border, as frozen
+dataclasses. Does not own: their protobuf form (`convert.py`), the rules that compare them
+(`fence.py`, `hashing.py`, `digest.py`). Both cores and both runtimes speak only these types.
+
+Units: token positions and counts are tokens unless the name ends in `_blocks`; durations end in
+`_ms` or `_us`; remaining time crosses the wire, never a clock reading.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NewType
+
+RequestId = NewType("RequestId", str)
+PipelineId = NewType("PipelineId", str)
+StageIndex = NewType("StageIndex", int)
+Rank = NewType("Rank", int)
+Incarnation = NewType("Incarnation", int)
+Epoch = NewType("Epoch", int)
+Formation = NewType("Formation", int)
+Attempt = NewType("Attempt", int)
+RoundOrdinal = NewType("RoundOrdinal", int)
+WaveOrdinal = NewType("WaveOrdinal", int)
+BlockHash = NewType("BlockHash", bytes)
+"""32 bytes of SHA-256 over a whole prefix (hashing.py)."""
+ShortHash = NewType("ShortHash", int)
+"""First 8 bytes of a BlockHash, little-endian: the key of every map."""
+
+
+class CacheGroup(Enum):
+    """Kind of cached state with its own reuse rule."""
+
+    ATTENTION = "attention"  # dense: every block reusable
+    RECURRENT = "recurrent"  # sparse snapshots
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """The fence tuple, compared in `fence.py` before any handler runs.
+
+    `ordinal` is a round ordinal in rounds and votes, a wave ordinal in waves and reports, a frame
+    number in announcements, and 0 where order does not matter.
+    """
+
+    epoch: Epoch
+    formation: Formation
+    incarnation: Incarnation
+    ordinal: int = 0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class DaemonKey:
+    """A place in a pipeline. A daemon is a DaemonKey plus its incarnation."""
+
+    pipeline: PipelineId
+    stage: StageIndex
+    rank: Rank = Rank(0)
+
+    def __str__(self) -> str:
+        return f"{self.pipeline}/{self.stage}.{self.rank}"
+
+
+@dataclass(frozen=True, slots=True)
+class HoldKey:
+    """Owner of leases, escrows and sequences: one attempt of one request."""
+
+    request_id: RequestId
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class TraceContext:
+    """W3C trace context carried inside our messages (never ambient)."""
+
+    traceparent: str = ""
+    tracestate: str = ""
+
+
+# --- prefill: client and controller -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the last stage chooses the first token, and what it reports beside it."""
+
+    temperature: float = 0.0
+    """0 is greedy (argmax); otherwise softmax(logits / temperature), sampled with `seed`."""
+    seed: int = 0
+    top_logprobs: int = 0
+    """How many (token, log probability) pairs to report; 0..limits.MAX_TOP_LOGPROBS."""
+    full_logits: bool = False
+    """Report the whole last-position logits row (float32)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRequest:
+    request_id: RequestId
+    token_ids: bytes
+    """Packed little-endian int32, prompt order."""
+    pipeline: PipelineId | None = None
+    """None lets the controller choose."""
+    deadline_ms: int | None = None
+    """Remaining milliseconds at the moment of sending; None = the controller's default."""
+    priority: int = 0
+    cache_salt: str = ""
+    adapter: str = ""
+    sampling: Sampling = Sampling()
+    trace: TraceContext = TraceContext()
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.token_ids) // 4
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    request_id: RequestId
+    pipeline: PipelineId
+    position: int
+    """Requests ahead in the queue when this one entered it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    request_id: RequestId
+    attempt: Attempt
+    endpoint: int
+    """Tokens reused on every stage; a multiple of B, < prompt_tokens."""
+    candidate: int
+    """The hint that the first round proposed (tokens)."""
+    limiting_stage: StageIndex | None
+    """Stage whose own hit set the endpoint; None when every stage could reuse the same."""
+    best_stage_hit: int
+    """Longest prefix any one stage could have reused (tokens, capped below the prompt)."""
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    request_id: RequestId
+    computed_tokens: int
+    """Tokens of the prompt whose cache is complete on the last stage (reused ones included)."""
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where the time of one request went, measured on the controller (ms)."""
+
+    queue_ms: float = 0.0
+    hash_ms: float = 0.0
+    hint_ms: float = 0.0
+    announce_ms: float = 0.0
+    rounds_ms: float = 0.0
+    capacity_wait_ms: float = 0.0
+    admission_ms: float = 0.0
+    """From Submit to admitted: all of the above."""
+    prefill_ms: float = 0.0
+    """From admitted to the first token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    request_id: RequestId
+    attempt: Attempt
+    first_token: int
+    prompt_tokens: int
+    cached_tokens: int
+    timings: Timings
+    waves: int
+    top_logprobs: tuple[TokenLogprob, ...] = ()
+    logits: bytes = b""
+    """Packed little-endian float32, vocabulary order; empty unless asked for."""
+    handoff: str = ""
+    """Opaque hand-off handle; empty until hand-off exists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    request_id: RequestId
+    error: ErrorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorInfo:
+    """A typed error as data (errors.py builds and re-raises it)."""
+
+    reason: str
+    """Stable upper-case reason, the key of errors.BY_REASON."""
+    message: str
+    fields: tuple[tuple[str, str], ...] = ()
+    """Sorted (name, value) pairs."""
+    retry_after_ms: int | None = None
+
+
+PrefillEvent = Queued | Admitted | Progress | Finished | Failed
+
+
+# --- admission: controller and daemon -----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AnnounceFrame:
+    """Part of a request's description; the last frame of a request carries `last`."""
+
+    fence: Fence
+    key: HoldKey
+    prompt_tokens: int
+    first_block: int
+    """Index of the first block hash in this frame."""
+    block_hashes: bytes
+    """Packed 32-byte hashes of full blocks."""
+    first_token: int
+    """Index of the first token id in this frame."""
+    token_ids: bytes
+    """Packed int32; empty for daemons that do not need tokens."""
+    last: bool
+    sampling: Sampling = Sampling()
+    trace: TraceContext = TraceContext()
+
+
+@dataclass(frozen=True, slots=True)
+class AnnounceAck:
+    fence: Fence
+    key: HoldKey
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEndpoint:
+    group: CacheGroup
+    endpoint: int
+    """Tokens; for the recurrent group the position of the snapshot to be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBlocks:
+    """A count of one group's cache units (blocks, or snapshots for the recurrent group)."""
+
+    group: CacheGroup
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    key: HoldKey
+    after_wave: WaveOrdinal | None = None
+    """Last wave ordinal ever sent that contains the request; None if it was never sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Revise:
+    key: HoldKey
+    endpoint: int
+    """The lower endpoint to hold (tokens)."""
+    group_endpoints: tuple[GroupEndpoint, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    key: HoldKey
+    candidate: int
+    """Endpoint to lease (tokens, a multiple of B, < prompt_tokens)."""
+    group_endpoints: tuple[GroupEndpoint, ...] = ()
+    snapshots: int = 0
+    """Recurrent snapshots this request will take (their room is part of the escrow)."""
+    ignore_headroom: bool = False
+    """The one oversized request (DESIGN.md section 6, limits)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Applied in the order releases, revises, prepares; each entry atomic, the round not."""
+
+    fence: Fence
+    deadline_ms: int
+    releases: tuple[Release, ...] = ()
+    revises: tuple[Revise, ...] = ()
+    prepares: tuple[Prepare, ...] = ()
+
+
+class VoteOutcome(Enum):
+    COMMITTED = "committed"  # lease, escrow and endpoint fixed at the asked endpoint
+    LOWER = "lower"  # holds a shorter lease with escrow, not committed
+    NO_CAPACITY = "no_capacity"  # holds nothing new; see shortfall
+    NOT_ANNOUNCED = "not_announced"
+    NO_HOLD = "no_hold"  # revise of something not held
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Room on one daemon. `seq` grows with every change, so answers compare by seq."""
+
+    seq: int
+    free_blocks: int
+    evictable_blocks: int
+    escrowed_blocks: int = 0
+    host_free_blocks: int = 0
+    recurrent_free: int = 0
+    recurrent_evictable: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    key: HoldKey
+    outcome: VoteOutcome
+    endpoint: int
+    """Endpoint really held after this entry (tokens); 0 when nothing is held."""
+    own_hit: int
+    """Longest prefix this daemon alone could reuse (tokens, capped below the prompt)."""
+    group_endpoints: tuple[GroupEndpoint, ...] = ()
+    demand_blocks: int = 0
+    shortfall: tuple[GroupBlocks, ...] = ()
+    backed_free: int = 0
+    backed_offload: int = 0
+    backed_evict: int = 0
+    """What backs the escrow: free blocks, blocks to off-load, blocks to evict."""
+
+
+@dataclass(frozen=True, slots=True)
+class Votes:
+    fence: Fence
+    votes: tuple[Vote, ...]
+    capacity: Capacity
+
+
+@dataclass(frozen=True, slots=True)
+class HoldState:
+    key: HoldKey
+    phase: str
+    """leased, escrowed, committed, materialising or owned."""
+    endpoint: int
+    leased_blocks: int
+    escrow_blocks: int
+    owned_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    fence: Fence
+    holds: tuple[HoldState, ...]
+    announced: tuple[HoldKey, ...]
+    last_round: RoundOrdinal
+    last_wave: WaveOrdinal
+    running_hash: bytes
+    capacity: Capacity
+    pool_blocks: int
+    cached_blocks: int
+    quarantined_blocks: int
+    handoffs: tuple[str, ...] = ()
+
+
+# --- digests ------------------------------------------------------------------------------------
+
+
+class DigestKind(Enum):
+    SNAPSHOT = "snapshot"  # one page of an atomic copy
+    DELTA = "delta"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDigest:
+    """What changed (delta) or what is there (snapshot page) in one group."""
+
+    group: CacheGroup
+    added: bytes
+    """Packed 8-byte short hashes whose residency on any tier went 0 to 1."""
+    removed: bytes
+    count: int
+    """Hashes resident after this digest (for a snapshot: of the whole snapshot)."""
+    checksum: int
+    """Sum of resident short hashes mod 2^64 after this digest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    incarnation: Incarnation
+    seq: int
+    """Grows by one per delta; every page of a snapshot carries the seq of the copy."""
+    kind: DigestKind
+    groups: tuple[GroupDigest, ...]
+    capacity: Capacity
+    page: int = 0
+    last_page: bool = True
+
+
+# --- execution ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One chunk of a wave: `[start, start + length)` of a request."""
+
+    key: HoldKey
+    start: int
+    length: int
+    final: bool = False
+    """This chunk ends the prompt: the last stage reports the first token."""
+    snapshots: tuple[int, ...] = ()
+    """Token positions inside the chunk at which a recurrent snapshot is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaveCommand:
+    fence: Fence
+    rows: tuple[Row, ...]
+
+    @property
+    def ordinal(self) -> WaveOrdinal:
+        return WaveOrdinal(self.fence.ordinal)
+
+    @property
+    def tokens(self) -> int:
+        return sum(row.length for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Either direction on RunWaves; a daemon's carries its state, the controller's only count."""
+
+    fence: Fence
+    count: int
+    executing_wave: WaveOrdinal | None = None
+    queued_waves: int = 0
+    loop_delay_us: int = 0
+    capacity: Capacity | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """One wave on one stage, split (microseconds)."""
+
+    compute_us: int = 0
+    activation_wait_us: int = 0
+    admission_wait_us: int = 0
+    preparing_us: int = 0
+    idle_us: int = 0
+    """Nothing to do since the previous wave."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """What the last stage says about a row that ended its prompt."""
+
+    row: int
+    token_id: int
+    top_logprobs: tuple[TokenLogprob, ...] = ()
+    logits: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class RowFault:
+    row: int
+    error: ErrorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class WaveReport:
+    fence: Fence
+    done: bool
+    """False: the engine, the link or a deadline failed; the formation ends."""
+    void_bitmap: int
+    """Bit i = row i is void (128 bits)."""
+    running_hash: bytes
+    """SHA-256 over all rows executed in this formation (invariant I1)."""
+    times: StageTimes
+    results: tuple[RowResult, ...] = ()
+    faults: tuple[RowFault, ...] = ()
+    """Rows voided on THIS stage, with the cause."""
+    capacity: Capacity | None = None
+    error: ErrorInfo | None = None
+
+
+# --- membership and control ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a controller must know of a model without reading it."""
+
+    name: str
+    """Folder or preset name, as the operator wrote it."""
+    fingerprint: str
+    """Equal on all stages of a pipeline (configuration plus weight index)."""
+    layers: int
+    vocabulary: int
+    window: int
+    """Longest prompt in tokens."""
+    path: str = ""
+    """Folder that holds the tokenizer; may not exist on other hosts."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRecord:
+    """A daemon's registration in etcd."""
+
+    cluster: str
+    key: DaemonKey
+    incarnation: Incarnation
+    stages: int
+    """P: how many stages the operator planned."""
+    ranks: int
+    address: str
+    """host:port of its gRPC server, as advertised."""
+    link_address: str
+    """host:port of its torch.distributed store; empty if its engine has none."""
+    engine: str
+    model: ModelFacts
+    first_layer: int
+    last_layer: int
+    """Band [first_layer, last_layer), global numbers."""
+    block_tokens: int
+    pool_blocks: int
+    host_pool_blocks: int
+    protocol: int
+    groups: tuple[CacheGroup, ...] = (CacheGroup.ATTENTION,)
+    pid: int = 0
+    version: str = ""
+
+
+class LinkKind(Enum):
+    NONE = "none"  # one stage
+    GLOO = "gloo"
+    NCCL = "nccl"
+    GRPC = "grpc"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    key: DaemonKey
+    incarnation: Incarnation
+    address: str
+    link_address: str
+
+
+@dataclass(frozen=True, slots=True)
+class JoinPlan:
+    """Everything a standing daemon needs to serve one formation of a pipeline."""
+
+    fence: Fence
+    key: DaemonKey
+    stages: int
+    ranks: int
+    model_fingerprint: str
+    first_layer: int
+    last_layer: int
+    block_tokens: int
+    pool_blocks: int
+    host_pool_blocks: int
+    floor_blocks: int
+    """Blocks that escrows may never touch."""
+    wave_tokens: int
+    """M: most tokens in one wave."""
+    lanes: int
+    """Most rows in one wave; at most 128."""
+    link: LinkKind
+    link_store: str
+    """host:port of stage 0's store (torch.distributed links)."""
+    peers: tuple[Peer, ...]
+    """All daemons of the pipeline, by (stage, rank)."""
+    deadline_ms: int
+    heartbeat_ms: int = 250
+    silence_ms: int = 1250
+
+
+@dataclass(frozen=True, slots=True)
+class JoinReply:
+    fence: Fence
+    key: DaemonKey
+    pool_blocks: int
+    needs_tokens: bool
+    groups: tuple[CacheGroup, ...]
+    hidden: int
+    """Width of an activation row; 0 for engines without tensors."""
+    bytes_per_block: int
+    capacity: Capacity
+    device: str = ""
+    loaded_layers: tuple[int, ...] = field(default=())

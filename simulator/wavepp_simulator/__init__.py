@@ -1,0 +1,1 @@
+"""Virtual-time simulator of WavePP (DESIGN.md section 3)."""

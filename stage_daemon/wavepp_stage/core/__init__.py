@@ -1,0 +1,1 @@
+"""Pure stage daemon: cache, holds and wave order."""

@@ -1,0 +1,1 @@
+"""Stage engines and activation links."""

@@ -1,0 +1,219 @@
+"""What a stage engine and an activation link are (DESIGN.md sections 8 and 9).
+
+Owns the two Protocols that the executor drives, and the plain data they exchange. One executor
+thread per daemon calls every method of an engine; nothing else does. Three engines implement
+`StageEngine`: emulated, torch, trtllm.
+
+One wave on one stage:
+
+    WaveCommand + block tables ──▶ WaveWork ─┐
+    previous stage ──▶ link ──▶ payload ─────┼──▶ engine.run ──▶ WaveOutcome.payload ──▶ link ──▶ next
+                                             └──▶ RowResult per final row (last stage)
+
+Row i of a wave owns payload rows [sum(lengths before i), + length i), void rows included: the
+shape of a payload follows from the wave command alone, so receives can be posted early.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from wavepp_proto.terms import CacheGroup, Formation, HoldKey, LinkKind, RowResult, Sampling, WaveOrdinal
+
+Payload = Any
+"""Activations of one wave: the engine's own type (torch.Tensor [tokens, hidden], numpy array...)."""
+BlockTable = npt.NDArray[np.int32]
+"""Device block ids of one sequence, in prompt order."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlan:
+    """How to load one stage. Loading again with another plan replaces band, pool and budget."""
+
+    model: str
+    """Folder (torch, trtllm) or preset (emulated)."""
+    stage: int
+    stages: int
+    first_layer: int
+    last_layer: int
+    """Band [first_layer, last_layer), global layer numbers."""
+    block_tokens: int
+    pool_blocks: int
+    wave_tokens: int
+    """M: most tokens in one wave."""
+    lanes: int
+
+    @property
+    def is_first(self) -> bool:
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.stage == self.stages - 1
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What a loaded engine declares."""
+
+    needs_tokens: bool
+    """Token ids must be announced to this stage although it is not the first."""
+    hidden: int
+    """Width of a payload row; 0 for engines without tensors."""
+    bytes_per_block: int
+    device: str
+    loaded_layers: tuple[int, ...]
+    """Global layer numbers really loaded."""
+    groups: tuple[CacheGroup, ...] = (CacheGroup.ATTENTION,)
+    cache_thread: str = "any"
+    """`any`, or `engine`: admission jobs run on the executor between launches."""
+    eager_escrow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RowWork:
+    """One chunk, ready to run: positions [start, start + length) of one sequence."""
+
+    key: HoldKey
+    start: int
+    length: int
+    blocks: BlockTable
+    """Snapshot covering [0, start + length): len == ceil((start + length) / B)."""
+    prefix_hashes: npt.NDArray[np.uint64]
+    """Short hashes of the full blocks below `start` + `length` (canaries; shape [n_full])."""
+    token_ids: npt.NDArray[np.int32] | None
+    """Shape [length] on stages that get tokens, else None."""
+    sampling: Sampling | None
+    """Set only on the last stage and only when the chunk ends its prompt."""
+    void: bool = False
+    """The row flows (its payload rows are zero) and computes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaveWork:
+    formation: Formation
+    ordinal: WaveOrdinal
+    rows: tuple[RowWork, ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(row.length for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class WaveOutcome:
+    payload: Payload | None
+    """For the next stage; None on the last one."""
+    results: tuple[RowResult, ...] = ()
+    """On the last stage, one per row that carried `sampling` and is not void."""
+    faults: dict[int, str] = field(default_factory=dict)
+    """Row index to cause, for rows this engine found wrong (bad canary...); they become void."""
+
+
+class StageEngine(Protocol):
+    """Executes one stage's layers against a paged cache it owns.
+
+    The cache manager decides which block holds what; the engine only reads and writes the blocks
+    that a RowWork names. Any exception from `run` ends the formation; a fault of one row does not.
+    """
+
+    name: ClassVar[str]
+
+    def load(self, plan: EnginePlan, progress: Callable[[int, int], None]) -> EngineFacts:
+        """Load weights of the band and allocate the pool; report (done, total) units.
+
+        Raises errors.EngineFault naming the field when the plan cannot be served."""
+
+    def run(self, wave: WaveWork, payload: Payload | None) -> WaveOutcome:
+        """Compute one wave. `payload` is None on the first stage only."""
+
+    def receive_buffer(self, tokens: int) -> Payload:
+        """A fresh payload of `tokens` rows for a link to receive into."""
+
+    def encode(self, payload: Payload) -> bytes:
+        """Payload as bytes, for links that carry bytes."""
+
+    def decode(self, data: bytes, tokens: int) -> Payload:
+        """Inverse of `encode`; raises ValueError when the size does not match `tokens` rows."""
+
+    def close(self) -> None:
+        """Free weights and pool. Safe to call twice."""
+
+
+HEADER = struct.Struct("<QQ16sIII4x16s")
+HEADER_BYTES = 64
+assert HEADER.size == HEADER_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class WaveHeader:
+    """The 64 bytes ahead of every payload (DESIGN.md section 7, execution rules)."""
+
+    formation: int
+    ordinal: int
+    chunks: bytes
+    """First 16 bytes of the chunk-list hash: both stages run the same rows or stop."""
+    tokens: int
+    hidden: int
+    payload_bytes: int
+    void_bitmap: int
+
+    def pack(self) -> bytes:
+        return HEADER.pack(
+            self.formation, self.ordinal, self.chunks, self.tokens, self.hidden, self.payload_bytes,
+            self.void_bitmap.to_bytes(16, "little"),
+        )  # fmt: skip
+
+    @classmethod
+    def unpack(cls, data: bytes) -> WaveHeader:
+        formation, ordinal, chunks, tokens, hidden, size, void = HEADER.unpack(data)
+        return cls(formation, ordinal, chunks, tokens, hidden, size, int.from_bytes(void, "little"))
+
+
+class LinkListener(Protocol):
+    """The executor's side of a link; called from the link's own thread, never blocking it."""
+
+    def on_activation(self, header: WaveHeader, payload: Payload) -> None: ...
+
+    def on_link_lost(self, reason: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LinkPlan:
+    """One formation's link on one stage. A plan is used once; a new formation makes a new link."""
+
+    kind: LinkKind
+    epoch: int
+    formation: int
+    stage: int
+    stages: int
+    store: str
+    """host:port of stage 0's torch.distributed store."""
+    next_address: str
+    """gRPC address of the next stage; empty on the last."""
+    next_incarnation: int
+    advertise_host: str
+    """Address others reach us by; gloo binds to it."""
+    connect_timeout_s: float
+    wave_timeout_s: float
+
+
+class ActivationLink(Protocol):
+    """Carries payloads to the next stage and from the previous one, for one formation."""
+
+    def open(self) -> None:
+        """Connect; blocks up to `connect_timeout_s`. Raises errors.LinkFault."""
+
+    def expect(self, ordinal: WaveOrdinal, tokens: int) -> None:
+        """Post the receive of one wave (in ordinal order; at most two outstanding)."""
+
+    def send(self, header: WaveHeader, payload: Payload) -> None:
+        """Hand over one payload; returns at once, the link owns the buffers until completion."""
+
+    def close(self) -> None:
+        """End the link without waiting for a peer: a blocked thread is abandoned and counted."""

@@ -1,0 +1,1 @@
+"""asyncio, gRPC and threads around the stage core and its engine."""
