@@ -240,7 +240,7 @@ class StageStatus(_message.Message):
     @_builtins.property
     def capacity(self) -> _common_pb2.Capacity: ...
     @_builtins.property
-    def times(self) -> Global___StageTimes:
+    def times(self) -> _common_pb2.StageTimes:
         """Sums since the formation began (microseconds)."""
 
     def __init__(
@@ -261,7 +261,7 @@ class StageStatus(_message.Message):
         waves_done: _builtins.int = ...,
         pid: _builtins.int = ...,
         version: _builtins.str = ...,
-        times: Global___StageTimes | None = ...,
+        times: _common_pb2.StageTimes | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "key", b"key", "times", b"times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -270,39 +270,6 @@ class StageStatus(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StageStatus: _TypeAlias = StageStatus  # noqa: Y015
-
-@_typing.final
-class StageTimes(_message.Message):
-    """Where a stage's time went (microseconds)."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    COMPUTE_US_FIELD_NUMBER: _builtins.int
-    ACTIVATION_WAIT_US_FIELD_NUMBER: _builtins.int
-    ADMISSION_WAIT_US_FIELD_NUMBER: _builtins.int
-    PREPARING_US_FIELD_NUMBER: _builtins.int
-    IDLE_US_FIELD_NUMBER: _builtins.int
-    compute_us: _builtins.int
-    activation_wait_us: _builtins.int
-    admission_wait_us: _builtins.int
-    preparing_us: _builtins.int
-    idle_us: _builtins.int
-    def __init__(
-        self,
-        *,
-        compute_us: _builtins.int = ...,
-        activation_wait_us: _builtins.int = ...,
-        admission_wait_us: _builtins.int = ...,
-        preparing_us: _builtins.int = ...,
-        idle_us: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_wait_us", b"activation_wait_us", "admission_wait_us", b"admission_wait_us", "compute_us", b"compute_us", "idle_us", b"idle_us", "preparing_us", b"preparing_us"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___StageTimes: _TypeAlias = StageTimes  # noqa: Y015
 
 @_typing.final
 class RequestStatus(_message.Message):

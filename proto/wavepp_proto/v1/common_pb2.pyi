@@ -351,3 +351,36 @@ class GroupBlocks(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GroupBlocks: _TypeAlias = GroupBlocks  # noqa: Y015
+
+@_typing.final
+class StageTimes(_message.Message):
+    """Where a stage's time went (microseconds)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMPUTE_US_FIELD_NUMBER: _builtins.int
+    ACTIVATION_WAIT_US_FIELD_NUMBER: _builtins.int
+    ADMISSION_WAIT_US_FIELD_NUMBER: _builtins.int
+    PREPARING_US_FIELD_NUMBER: _builtins.int
+    IDLE_US_FIELD_NUMBER: _builtins.int
+    compute_us: _builtins.int
+    activation_wait_us: _builtins.int
+    admission_wait_us: _builtins.int
+    preparing_us: _builtins.int
+    idle_us: _builtins.int
+    def __init__(
+        self,
+        *,
+        compute_us: _builtins.int = ...,
+        activation_wait_us: _builtins.int = ...,
+        admission_wait_us: _builtins.int = ...,
+        preparing_us: _builtins.int = ...,
+        idle_us: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_wait_us", b"activation_wait_us", "admission_wait_us", b"admission_wait_us", "compute_us", b"compute_us", "idle_us", b"idle_us", "preparing_us", b"preparing_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StageTimes: _TypeAlias = StageTimes  # noqa: Y015

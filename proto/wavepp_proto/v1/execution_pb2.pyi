@@ -7,7 +7,6 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
-from wavepp_proto.v1 import admin_pb2 as _admin_pb2
 from wavepp_proto.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
@@ -200,7 +199,7 @@ class WaveReport(_message.Message):
     running_hash: _builtins.bytes
     """SHA-256 over every row executed in this formation."""
     @_builtins.property
-    def times(self) -> _admin_pb2.StageTimes: ...
+    def times(self) -> _common_pb2.StageTimes: ...
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___RowResult]: ...
     @_builtins.property
@@ -217,7 +216,7 @@ class WaveReport(_message.Message):
         done: _builtins.bool = ...,
         void_bitmap: _builtins.bytes = ...,
         running_hash: _builtins.bytes = ...,
-        times: _admin_pb2.StageTimes | None = ...,
+        times: _common_pb2.StageTimes | None = ...,
         results: _abc.Iterable[Global___RowResult] | None = ...,
         faults: _abc.Iterable[Global___RowFault] | None = ...,
         capacity: _common_pb2.Capacity | None = ...,

@@ -10,8 +10,6 @@ One wave on one stage:
     previous stage ──▶ link ──▶ payload ─────┼──▶ engine.run ──▶ WaveOutcome.payload ──▶ link ──▶ next
                                              └──▶ RowResult per final row (last stage)
 
-Row i of a wave owns payload rows [sum(lengths before i), + length i), void rows included: the
-shape of a payload follows from the wave command alone, so receives can be posted early.
 """
 
 from __future__ import annotations
@@ -21,14 +19,28 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
-import numpy as np
-import numpy.typing as npt
-from wavepp_proto.terms import CacheGroup, Formation, HoldKey, LinkKind, RowResult, Sampling, WaveOrdinal
+from wavepp_proto.terms import CacheGroup, LinkKind, RowResult, WaveOrdinal
+
+from wavepp_stage.core.work import BlockTable, RowWork, WaveWork
+
+__all__ = [
+    "HEADER_BYTES",
+    "ActivationLink",
+    "BlockTable",
+    "EngineFacts",
+    "EnginePlan",
+    "LinkListener",
+    "LinkPlan",
+    "Payload",
+    "RowWork",
+    "StageEngine",
+    "WaveHeader",
+    "WaveOutcome",
+    "WaveWork",
+]
 
 Payload = Any
 """Activations of one wave: the engine's own type (torch.Tensor [tokens, hidden], numpy array...)."""
-BlockTable = npt.NDArray[np.int32]
-"""Device block ids of one sequence, in prompt order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,36 +85,6 @@ class EngineFacts:
     cache_thread: str = "any"
     """`any`, or `engine`: admission jobs run on the executor between launches."""
     eager_escrow: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class RowWork:
-    """One chunk, ready to run: positions [start, start + length) of one sequence."""
-
-    key: HoldKey
-    start: int
-    length: int
-    blocks: BlockTable
-    """Snapshot covering [0, start + length): len == ceil((start + length) / B)."""
-    prefix_hashes: npt.NDArray[np.uint64]
-    """Short hashes of the full blocks below `start` + `length` (canaries; shape [n_full])."""
-    token_ids: npt.NDArray[np.int32] | None
-    """Shape [length] on stages that get tokens, else None."""
-    sampling: Sampling | None
-    """Set only on the last stage and only when the chunk ends its prompt."""
-    void: bool = False
-    """The row flows (its payload rows are zero) and computes nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class WaveWork:
-    formation: Formation
-    ordinal: WaveOrdinal
-    rows: tuple[RowWork, ...]
-
-    @property
-    def tokens(self) -> int:
-        return sum(row.length for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)
