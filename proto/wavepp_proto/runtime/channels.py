@@ -146,10 +146,7 @@ def bind_server(server: grpc.aio.Server, listen: str, security: ServerSecurity =
     target = str(Address(address.host or "0.0.0.0", address.port))
     credentials = security.credentials()
     try:
-        if credentials is None:
-            port = server.add_insecure_port(target)
-        else:
-            port = server.add_secure_port(target, credentials)
+        port = server.add_secure_port(target, credentials) if credentials else server.add_insecure_port(target)
     except RuntimeError as error:
         raise _bind_error(address, error) from error
     if port == 0:
@@ -174,7 +171,7 @@ def check_keepalive(channel_options: Options, server_options: Options) -> None:
 
 
 def _has_port(text: str) -> bool:
-    return text.startswith("[") and "]:" in text or text.count(":") == 1
+    return (text.startswith("[") and "]:" in text) or text.count(":") == 1
 
 
 def _bracket(host: str) -> str:
@@ -213,7 +210,8 @@ def _port_holder(port: int) -> str | None:
         return None
     try:
         for connection in psutil.net_connections(kind="tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+            mine = tuple(connection.laddr)[1:2] == (port,) and connection.status == psutil.CONN_LISTEN
+            if mine and connection.pid:
                 return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
     except psutil.Error:
         return None

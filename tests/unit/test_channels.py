@@ -1,0 +1,199 @@
+"""Channels and servers: addresses, binding, TLS and the keepalive pair (wavepp_proto.runtime.channels)."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from tests.harness.certs import Certificates, make_certificates
+from wavepp_proto import limits
+from wavepp_proto.errors import InvalidRequest
+from wavepp_proto.runtime import channels
+from wavepp_proto.runtime.channels import Address, ClientSecurity, ServerSecurity
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("certs"))
+
+
+class Servers:
+    """Starts health servers and stops them after the test."""
+
+    def __init__(self) -> None:
+        self._started: list[grpc.aio.Server] = []
+
+    async def start(self, security: ServerSecurity = channels.PLAIN_SERVER, listen: str = "127.0.0.1:0") -> int:
+        server = channels.new_server()
+        servicer = health.aio.HealthServicer()
+        await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+        port = channels.bind_server(server, listen, security)
+        await server.start()
+        self._started.append(server)
+        return port
+
+    async def stop(self) -> None:
+        for server in self._started:
+            await server.stop(None)
+
+
+@pytest.fixture
+async def servers() -> AsyncIterator[Servers]:
+    group = Servers()
+    yield group
+    await group.stop()
+
+
+async def check(port: int, security: ClientSecurity) -> int:
+    async with channels.open_channel(f"127.0.0.1:{port}", security) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=20)
+        return int(reply.status)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("127.0.0.1:80", Address("127.0.0.1", 80)),
+        ("host:0", Address("host", 0)),
+        (":7000", Address("", 7000)),
+        ("[::1]:65535", Address("::1", 65535)),
+    ],
+)
+def test_address_is_parsed_when_well_formed(text: str, expected: Address) -> None:
+    assert channels.parse_address(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", "host:x", "host:65536", "host:-1", "::1:80", "host:٣"])
+def test_address_is_refused_by_name_when_malformed(text: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        channels.parse_address(text, field="listen")
+    assert caught.value.fields["field"] == "listen"
+
+
+def test_address_prints_brackets_when_ipv6() -> None:
+    assert str(Address("::1", 80)) == "[::1]:80"
+
+
+@pytest.mark.parametrize(
+    ("listen", "advertise", "expected"),
+    [
+        ("127.0.0.1:0", None, "127.0.0.1:7"),
+        ("0.0.0.0:0", "10.0.0.4", "10.0.0.4:7"),
+        ("0.0.0.0:0", "10.0.0.4:0", "10.0.0.4:7"),
+        (":7", "stage-1.example:9000", "stage-1.example:9000"),
+        ("[::]:7", "fd00::4", "[fd00::4]:7"),
+        ("[::]:7", "[fd00::4]:9", "[fd00::4]:9"),
+        ("[::1]:0", None, "[::1]:7"),
+    ],
+)
+def test_advertise_fills_the_bound_port_when_it_names_none(listen: str, advertise: str | None, expected: str) -> None:
+    assert channels.advertise_address(listen, advertise, 7) == expected
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:7", ":7", "[::]:7"])
+def test_advertise_is_demanded_when_listen_is_a_wildcard(listen: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        channels.advertise_address(listen, None, 7)
+    assert caught.value.fields["field"] == "advertise"
+
+
+def test_advertise_is_refused_when_it_is_a_wildcard_itself() -> None:
+    with pytest.raises(InvalidRequest):
+        channels.advertise_address("0.0.0.0:7", "0.0.0.0", 7)
+
+
+async def test_bind_names_the_holder_when_the_port_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(InvalidRequest) as caught:
+            channels.bind_server(channels.new_server(), f"127.0.0.1:{port}")
+    assert caught.value.fields["value"] == f"127.0.0.1:{port}"
+    assert "(pid " in caught.value.fields["holder"]
+    assert str(port) in caught.value.message
+
+
+async def test_bind_refuses_a_second_server_when_both_use_our_options(servers: Servers) -> None:
+    port = await servers.start()
+    with pytest.raises(InvalidRequest):
+        channels.bind_server(channels.new_server(), f"127.0.0.1:{port}")
+
+
+async def test_call_succeeds_when_plain(servers: Servers) -> None:
+    assert await check(await servers.start(), channels.PLAIN_CLIENT) == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_call_succeeds_when_both_ends_show_certificates(servers: Servers, certificates: Certificates) -> None:
+    port = await servers.start(
+        ServerSecurity(ca=certificates.ca, cert=certificates.server_cert, key=certificates.server_key)
+    )
+    mutual = ClientSecurity(ca=certificates.ca, cert=certificates.client_cert, key=certificates.client_key)
+    assert await check(port, mutual) == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_call_succeeds_when_the_server_name_is_overridden(servers: Servers, tmp_path: Path) -> None:
+    made = make_certificates(tmp_path, hosts=["stage.internal"])
+    port = await servers.start(ServerSecurity(cert=made.server_cert, key=made.server_key))
+    named = ClientSecurity(ca=made.ca, server_name="stage.internal")
+    assert await check(port, named) == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_call_is_refused_when_the_client_shows_no_certificate(
+    servers: Servers, certificates: Certificates
+) -> None:
+    port = await servers.start(
+        ServerSecurity(ca=certificates.ca, cert=certificates.server_cert, key=certificates.server_key)
+    )
+    for security in (ClientSecurity(ca=certificates.ca), channels.PLAIN_CLIENT):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await check(port, security)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    ("security", "field"),
+    [
+        (ServerSecurity(cert=Path("c")), "tls_key"),
+        (ServerSecurity(key=Path("k")), "tls_cert"),
+        (ServerSecurity(ca=Path("a")), "tls_cert"),
+        (ServerSecurity(cert=Path("absent"), key=Path("absent")), "tls_key"),
+        (ClientSecurity(ca=Path("absent")), "tls_ca"),
+        (ClientSecurity(ca=Path("a"), cert=Path("c")), "tls_key"),
+    ],
+)
+def test_tls_is_refused_by_name_when_half_configured(security: ServerSecurity | ClientSecurity, field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        security.credentials()
+    assert caught.value.fields["field"] == field
+
+
+def test_keepalive_passes_when_the_options_are_ours() -> None:
+    channels.check_keepalive(limits.CHANNEL_OPTIONS, limits.SERVER_OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("client", "server", "field"),
+    [
+        ([("grpc.keepalive_time_ms", 10_000)], [], "grpc.keepalive_time_ms"),
+        (
+            [("grpc.keepalive_time_ms", 10_000)],
+            [("grpc.http2.min_ping_interval_without_data_ms", 10_000)],
+            "grpc.keepalive_time_ms",
+        ),
+        ([("grpc.keepalive_permit_without_calls", 1)], [], "grpc.keepalive_permit_without_calls"),
+    ],
+)
+def test_keepalive_is_refused_when_the_server_would_answer_too_many_pings(
+    client: channels.Options, server: channels.Options, field: str
+) -> None:
+    """Field bug 55: a client that pings more often than its server allows is sent away."""
+    with pytest.raises(InvalidRequest) as caught:
+        channels.check_keepalive(client, server)
+    assert caught.value.fields["field"] == field
