@@ -1,0 +1,25 @@
+"""Settings of the whole test run: hypothesis profiles and the rule about skipped namespace tests.
+
+Fixtures belong to the folder that uses them, or to tests/harness when several do.
+"""
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# A shared machine stalls a draw for seconds at will: no deadline, and slowness alone is no failure.
+settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# In CI the same examples every time: a red run there can be repeated anywhere.
+settings.register_profile("ci", parent=settings.get_profile("default"), derandomize=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "default"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> object:
+    """Turn a skipped namespace test into a failure where WAVEPP_REQUIRE_NAMESPACES=1 says that it must run."""
+    report = yield
+    if report.skipped and "namespaces" in item.keywords and os.environ.get("WAVEPP_REQUIRE_NAMESPACES") == "1":
+        report.outcome = "failed"
+        report.longrepr = f"skipped, but WAVEPP_REQUIRE_NAMESPACES=1: {report.longrepr}"
+    return report
