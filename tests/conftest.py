@@ -4,6 +4,7 @@ Fixtures belong to the folder that uses them, or to tests/harness when several d
 """
 
 import os
+from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,7 +17,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.enviro
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> object:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Turn a skipped namespace test into a failure where WAVEPP_REQUIRE_NAMESPACES=1 says that it must run."""
     report = yield
     if report.skipped and "namespaces" in item.keywords and os.environ.get("WAVEPP_REQUIRE_NAMESPACES") == "1":
