@@ -14,17 +14,19 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1
 
 CURRENT_PHASE=""
 
-# phase NAME COMMAND...: run the command, then print how long it took.
-# The command stands bare, not in a condition, so that `set -e` still holds inside shell functions.
+# phase NAME COMMAND...: run the command, then print how long it took; a failing command ends the script.
+# `phase ... || failed=1` goes on instead; use it with programs only, since bash then ignores `set -e` inside functions.
 phase() {
   local name="$1" start="${EPOCHREALTIME/./}"
   shift
   CURRENT_PHASE="$name"
   printf '== %s\n' "$name"
   "$@"
-  local ms=$(((${EPOCHREALTIME/./} - start) / 1000))
-  printf -- '-- %s: %d.%03d s\n' "$name" $((ms / 1000)) $((ms % 1000))
+  local rc=$? ms=$(((${EPOCHREALTIME/./} - start) / 1000)) note=""
+  if [[ $rc -ne 0 ]]; then note=" FAILED (exit $rc)"; fi
+  printf -- '-- %s: %d.%03d s%s\n' "$name" $((ms / 1000)) $((ms % 1000)) "$note"
   CURRENT_PHASE=""
+  return "$rc"
 }
 
 report_failed_phase() {
