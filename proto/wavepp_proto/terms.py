@@ -432,6 +432,8 @@ class Heartbeat:
     queued_waves: int = 0
     loop_delay_us: int = 0
     capacity: Capacity | None = None
+    draining: bool = False
+    """The daemon wants to leave: admit nothing new, end the formation when nothing runs."""
 
 
 @dataclass(frozen=True, slots=True)

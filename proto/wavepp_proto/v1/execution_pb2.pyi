@@ -120,6 +120,7 @@ class Heartbeat(_message.Message):
     QUEUED_WAVES_FIELD_NUMBER: _builtins.int
     LOOP_DELAY_US_FIELD_NUMBER: _builtins.int
     CAPACITY_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     count: _builtins.int
     """Beats sent on this stream."""
     executing_wave: _builtins.int
@@ -127,6 +128,8 @@ class Heartbeat(_message.Message):
     queued_waves: _builtins.int
     loop_delay_us: _builtins.int
     """Event-loop delay (microseconds)."""
+    draining: _builtins.bool
+    """From a daemon that wants to leave: admit nothing new, end the formation when nothing runs."""
     @_builtins.property
     def capacity(self) -> _common_pb2.Capacity: ...
     def __init__(
@@ -137,10 +140,11 @@ class Heartbeat(_message.Message):
         queued_waves: _builtins.int = ...,
         loop_delay_us: _builtins.int = ...,
         capacity: _common_pb2.Capacity | None = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_executing_wave", b"_executing_wave", "capacity", b"capacity", "executing_wave", b"executing_wave"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_executing_wave", b"_executing_wave", "capacity", b"capacity", "count", b"count", "executing_wave", b"executing_wave", "loop_delay_us", b"loop_delay_us", "queued_waves", b"queued_waves"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_executing_wave", b"_executing_wave", "capacity", b"capacity", "count", b"count", "draining", b"draining", "executing_wave", b"executing_wave", "loop_delay_us", b"loop_delay_us", "queued_waves", b"queued_waves"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__executing_wave: _TypeAlias = _typing.Literal["executing_wave"]  # noqa: Y015
     _WhichOneofArgType__executing_wave: _TypeAlias = _typing.Literal["_executing_wave", b"_executing_wave"]  # noqa: Y015
