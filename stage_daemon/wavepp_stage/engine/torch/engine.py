@@ -1,0 +1,214 @@
+"""TorchEngine: executes one stage of a Hugging Face causal model on CPU or CUDA.
+
+Owns the band's weights, the paged cache and the order of work inside one wave. Owns no policy:
+which block holds what, which rows run, and when, come with each wave. One executor thread per
+daemon calls every method (engine/base.py); its exactness is tested against the unsplit model.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wavepp_proto.errors import EngineFault
+from wavepp_stage.engine.base import EngineFacts, EnginePlan, Payload, RowWork, WaveOutcome, WaveWork
+from wavepp_stage.engine.torch.attention import CausalMask, WaveContext
+from wavepp_stage.engine.torch.batch import WaveBatch, check_wave, make_batch
+from wavepp_stage.engine.torch.model import Band, build_band, dtype_of, folder_of, kv_shape, load_config
+from wavepp_stage.engine.torch.paged_cache import PagedCache
+from wavepp_stage.engine.torch.sampler import sample_rows
+from wavepp_stage.engine.torch.weights import load_weights
+
+
+def default_threads() -> int:
+    """Intra-op threads when none are asked for: all cores but one, which is the event loop's share."""
+    return max(1, min(torch.get_num_threads(), len(os.sched_getaffinity(0)) - 1))
+
+
+class _Loaded:
+    """A plan and what was made for it."""
+
+    __slots__ = ("band", "cache", "mask", "names", "plan", "vocabulary")
+
+    def __init__(
+        self, plan: EnginePlan, band: Band, cache: PagedCache, mask: CausalMask, names: tuple[str, ...]
+    ) -> None:
+        self.plan = plan
+        self.band = band
+        self.cache = cache
+        self.mask = mask
+        self.names = names
+        self.vocabulary: int = band.model.config.vocab_size
+
+
+class TorchEngine:
+    """StageEngine on torch. Loading the same plan again keeps weights and cached blocks as they are."""
+
+    name: ClassVar[str] = "torch"
+
+    def __init__(self, *, device: str = "cpu", dtype: str = "float32", threads: int | None = None) -> None:
+        """`device` cpu or cuda[:n]; `dtype` float32, bfloat16, or auto (the model's own); `threads` intra-op."""
+        self._device = torch.device(device)
+        self._dtype_setting = dtype
+        self._threads = threads
+        self._loaded: _Loaded | None = None
+
+    # --- loading ---------------------------------------------------------------------------------
+
+    def load(self, plan: EnginePlan, progress: Callable[[int, int], None]) -> EngineFacts:
+        # Here and not in __init__: OpenMP keeps this number per thread, and this is the executor's.
+        torch.set_num_threads(self._threads or default_threads())
+        kept = self._loaded
+        if kept is not None and _same_memory(kept.plan, plan):
+            kept.plan = plan
+            progress(len(kept.names), len(kept.names))
+            return self._facts(kept)
+        self.close()
+        del kept
+        config = load_config(plan.model)
+        band = build_band(config, plan, dtype_of(self._dtype_setting, config))
+        names = load_weights(band, folder_of(plan), self._device, progress)
+        band.finish(self._device)
+        self._loaded = _Loaded(plan, band, self._make_cache(plan, band), self._make_mask(band), names)
+        return self._facts(self._loaded)
+
+    def _make_cache(self, plan: EnginePlan, band: Band) -> PagedCache:
+        kv_heads, head_dim = kv_shape(band.model.config)
+        return PagedCache(
+            range(plan.first_layer, plan.last_layer),
+            blocks=plan.pool_blocks,
+            block_tokens=plan.block_tokens,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            dtype=band.model.dtype,
+            device=self._device,
+        )
+
+    def _make_mask(self, band: Band) -> CausalMask:
+        return CausalMask(band.model.dtype, self._device)
+
+    def _facts(self, loaded: _Loaded) -> EngineFacts:
+        return EngineFacts(
+            needs_tokens=False,
+            hidden=loaded.band.model.config.hidden_size,
+            bytes_per_block=loaded.cache.bytes_per_block,
+            device=str(self._device),
+            loaded_layers=tuple(range(loaded.plan.first_layer, loaded.plan.last_layer)),
+        )
+
+    @property
+    def tensor_names(self) -> tuple[str, ...]:
+        """Names of the stored tensors that the last load read, sorted."""
+        return self._need().names
+
+    @property
+    def band(self) -> Band:
+        """The loaded modules, for inspection."""
+        return self._need().band
+
+    @property
+    def cache(self) -> PagedCache:
+        """The paged cache, for inspection and hand-off."""
+        return self._need().cache
+
+    def _need(self) -> _Loaded:
+        if self._loaded is None:
+            raise EngineFault("the engine is not loaded", field="engine", value="torch")
+        return self._loaded
+
+    # --- waves -----------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def run(self, wave: WaveWork, payload: Payload | None) -> WaveOutcome:
+        loaded = self._need()
+        check_wave(wave, loaded.plan)
+        batch = make_batch(wave, loaded.plan.block_tokens, self._device)
+        if batch is None:
+            return WaveOutcome(None if loaded.plan.is_last else self._zeros(wave.tokens))
+        if loaded.plan.is_first:
+            hidden = loaded.band.embed(self._token_ids(wave, loaded.vocabulary))
+        else:
+            hidden = self._check_payload(payload, wave.tokens)
+            hidden = hidden if batch.live is None else hidden.index_select(0, batch.live)
+        hidden = loaded.band.run_layers(hidden, WaveContext(batch, loaded.cache, loaded.mask))
+        if loaded.plan.is_last:
+            outcome = self._finish(loaded, wave, batch, hidden)
+        else:
+            outcome = WaveOutcome(self._spread(hidden, batch, wave.tokens))
+        if self._device.type == "cuda":
+            # The report's compute time and a link on another stream both need the work done.
+            torch.cuda.current_stream(self._device).synchronize()
+        return outcome
+
+    def _token_ids(self, wave: WaveWork, vocabulary: int) -> Tensor:
+        parts = [_row_tokens(index, row) for index, row in enumerate(wave.rows) if not row.void]
+        ids = np.concatenate(parts).astype(np.int64)
+        if int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
+            raise EngineFault(
+                "token id outside the vocabulary", field="token_ids", value=int(ids.max()), limit=vocabulary
+            )
+        return torch.from_numpy(ids).to(self._device)
+
+    def _check_payload(self, payload: Payload | None, tokens: int) -> Tensor:
+        expected = (tokens, self._need().band.model.config.hidden_size)
+        if not isinstance(payload, Tensor) or tuple(payload.shape) != expected:
+            shape = tuple(payload.shape) if isinstance(payload, Tensor) else type(payload).__name__
+            raise EngineFault("payload does not fit the wave", field="payload", value=str(shape), limit=str(expected))
+        return payload
+
+    def _zeros(self, tokens: int) -> Tensor:
+        return self.receive_buffer(tokens).zero_()
+
+    def _spread(self, hidden: Tensor, batch: WaveBatch, tokens: int) -> Tensor:
+        """Live rows back at their payload rows; void rows are zero."""
+        if batch.live is None:
+            return hidden
+        return self._zeros(tokens).index_copy_(0, batch.live, hidden)
+
+    def _finish(self, loaded: _Loaded, wave: WaveWork, batch: WaveBatch, hidden: Tensor) -> WaveOutcome:
+        ends = [(span.end - 1, span.index, wave.rows[span.index].sampling) for span in batch.spans]
+        final = [(last, index, sampling) for last, index, sampling in ends if sampling is not None]
+        if not final:
+            return WaveOutcome(None)
+        lasts = torch.tensor([last for last, _, _ in final], device=self._device)
+        logits = loaded.band.logits(hidden.index_select(0, lasts))
+        return WaveOutcome(None, sample_rows(logits, [(index, sampling) for _, index, sampling in final]))
+
+    # --- payloads --------------------------------------------------------------------------------
+
+    def receive_buffer(self, tokens: int) -> Tensor:
+        model = self._need().band.model
+        return torch.empty(tokens, model.config.hidden_size, dtype=model.dtype, device=self._device)
+
+    def encode(self, payload: Payload) -> bytes:
+        tensor: Tensor = payload
+        return tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+
+    def decode(self, data: bytes, tokens: int) -> Tensor:
+        buffer = self.receive_buffer(tokens)
+        if len(data) != buffer.nbytes:
+            raise ValueError(f"payload of {tokens} rows has {buffer.nbytes} bytes, got {len(data)}")
+        raw = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        return buffer.copy_(raw.view(buffer.dtype).view(buffer.shape))
+
+    def close(self) -> None:
+        self._loaded = None
+
+
+def _same_memory(old: EnginePlan, new: EnginePlan) -> bool:
+    """Only the budgets differ: weights and cached blocks stay valid."""
+    return replace(old, wave_tokens=new.wave_tokens, lanes=new.lanes) == new
+
+
+def _row_tokens(index: int, row: RowWork) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    if row.token_ids is None or len(row.token_ids) != row.length:
+        found = "none" if row.token_ids is None else str(len(row.token_ids))
+        raise EngineFault("the first stage needs the chunk's token ids", field=f"rows[{index}].token_ids",
+                          value=found, limit=row.length)  # fmt: skip
+    return row.token_ids

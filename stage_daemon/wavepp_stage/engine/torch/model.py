@@ -1,0 +1,151 @@
+"""The part of a Hugging Face causal model that one stage executes, out of transformers' own modules.
+
+Owns which architectures are served and how their pieces are called; owns no weights file and no
+cache. `build_band` makes the modules without memory (meta device), `weights.py` fills them,
+`engine.py` runs them.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+from wavepp_proto.errors import EngineFault
+from wavepp_stage.engine.base import EnginePlan
+from wavepp_stage.engine.torch.attention import ATTENTION, WaveContext
+
+MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen3_moe"})
+"""Dense attention in every layer, rotary positions, one cache entry per token: what PagedCache holds."""
+_LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
+"""Rotary kinds whose angles depend on the longest position seen: cached keys would go stale."""
+# transformers builds a model under a process-wide default dtype, and a process may hold several engines.
+_BUILDING = threading.Lock()
+
+
+def load_config(path: str) -> PretrainedConfig:
+    """The folder's configuration, checked. Raises EngineFault naming the field that is not served."""
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise EngineFault(f"cannot read the model's configuration: {error}", field="model", value=path) from error
+    _check_config(config)
+    return config
+
+
+def _check_config(config: PretrainedConfig) -> None:
+    def refuse(field: str, value: object, why: str) -> EngineFault:
+        return EngineFault(f"the torch engine does not serve {field} = {value}: {why}", field=field, value=str(value))
+
+    if config.model_type not in MODEL_TYPES:
+        raise refuse("model_type", config.model_type, f"it serves {', '.join(sorted(MODEL_TYPES))}")
+    window = getattr(config, "sliding_window", None)
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if kinds - {"full_attention"}:
+        raise refuse("layer_types", sorted(kinds), "every layer must attend to the whole prefix")
+    if not kinds and window is not None and window < config.max_position_embeddings:
+        raise refuse("sliding_window", window, "every layer must attend to the whole prefix")
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope in _LENGTH_DEPENDENT_ROPE:
+        raise refuse("rope_type", rope, "cached keys would depend on the longest prompt seen")
+    if getattr(config, "quantization_config", None) is not None:
+        raise refuse("quantization_config", config.quantization_config, "weights must be plain tensors")
+
+
+class Band:
+    """Embedding (first stage), layers [first, last), norm and head (last stage) under transformers' names.
+
+    The module tree is a whole model in which everything outside the band is an empty placeholder:
+    parameter names stay those of the model folder, and no layer is renumbered.
+    """
+
+    def __init__(self, model: Any, plan: EnginePlan) -> None:
+        """`model` is a transformers ...ForCausalLM (its modules carry no usable types) on the meta device."""
+        self.model = model
+        self.plan = plan
+        base = model.model
+        self.layers = [base.layers[index] for index in range(plan.first_layer, plan.last_layer)]
+        for index in range(len(base.layers)):
+            if not plan.first_layer <= index < plan.last_layer:
+                base.layers[index] = nn.Identity()
+        self.tied = bool(plan.is_last and model.config.tie_word_embeddings)
+        if not plan.is_last:
+            base.norm = nn.Identity()
+            model.lm_head = nn.Identity()
+        elif self.tied:
+            # One tensor: the head reads the embedding, whatever the folder stores beside it.
+            model.lm_head.weight = base.embed_tokens.weight
+        if not plan.is_first and not self.tied:
+            base.embed_tokens = nn.Identity()
+
+    def finish(self, device: torch.device) -> None:
+        """After the weights: make the tables that no file holds, and check that nothing is missing."""
+        base = self.model.model
+        with device:
+            base.rotary_emb = type(base.rotary_emb)(config=self.model.config)
+        if self.tied:
+            self.model.lm_head.weight = base.embed_tokens.weight
+        tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
+        if missing := sorted(name for name, tensor in tensors if tensor.is_meta):
+            raise EngineFault(f"the model folder lacks {len(missing)} tensors of this stage, first {missing[0]}",
+                              field="model", value=self.plan.model)  # fmt: skip
+        self.model.requires_grad_(False).eval()
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """int64 [tokens] to [tokens, hidden]; first stage only."""
+        embedded: Tensor = self.model.get_input_embeddings()(token_ids)
+        return embedded
+
+    def run_layers(self, hidden: Tensor, context: WaveContext) -> Tensor:
+        """[tokens, hidden] through the band's layers, all rows of the wave as one batch."""
+        base = self.model.model
+        positions = context.batch.positions
+        hidden = hidden[None]
+        rotary = base.rotary_emb(hidden, position_ids=positions)
+        for layer in self.layers:
+            hidden = layer(
+                hidden, attention_mask=None, position_ids=positions, position_embeddings=rotary, wave=context
+            )
+        return hidden[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[n, hidden] to float32 [n, vocabulary]; last stage only."""
+        base = self.model.model
+        scores: Tensor = self.model.lm_head(base.norm(hidden))
+        return scores.float()
+
+
+def build_band(config: PretrainedConfig, plan: EnginePlan, dtype: torch.dtype) -> Band:
+    """The band's modules on the meta device: shapes and names, no memory."""
+    if not 0 <= plan.first_layer < plan.last_layer <= config.num_hidden_layers:
+        raise EngineFault("band outside the model", field="band", value=f"[{plan.first_layer}, {plan.last_layer})",
+                          limit=config.num_hidden_layers)  # fmt: skip
+    factory: Any = AutoModelForCausalLM
+    with _BUILDING, torch.device("meta"):
+        model = factory.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
+    return Band(model, plan)
+
+
+def dtype_of(setting: str, config: PretrainedConfig) -> torch.dtype:
+    """The dtype that `setting` (float32, bfloat16, auto) means for this model."""
+    if setting == "auto":
+        dtype = config.dtype or torch.float32
+        return dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype))
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    if setting not in known:
+        raise EngineFault("unknown dtype", field="dtype", value=setting, limit="float32, bfloat16, auto")
+    return known[setting]
+
+
+def kv_shape(config: PretrainedConfig) -> tuple[int, int]:
+    """(key/value heads, head size) of a layer's cache."""
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return config.num_key_value_heads, head_dim
+
+
+def folder_of(plan: EnginePlan) -> Path:
+    return Path(plan.model).expanduser()

@@ -1,0 +1,51 @@
+"""First token of finished prompts, and what a client asked to see beside it.
+
+Owns the choice (greedy, or sampled with the request's seed) and the packing of logits. Sampling runs
+on the CPU from float32 logits, so that one seed gives one token whatever the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from wavepp_proto.terms import RowResult, Sampling, TokenLogprob
+
+_SEED_MASK = (1 << 63) - 1
+
+
+def sample_rows(logits: Tensor, rows: Sequence[tuple[int, Sampling]]) -> tuple[RowResult, ...]:
+    """`logits` float32 [n, vocabulary], one line for each (row index, sampling) in `rows`."""
+    greedy = logits.argmax(-1).tolist()
+    return tuple(
+        RowResult(
+            row=row,
+            token_id=greedy[line] if sampling.temperature == 0.0 else _draw(logits[line], sampling),
+            top_logprobs=_top(logits[line], sampling.top_logprobs),
+            logits=_pack(logits[line]) if sampling.full_logits else b"",
+        )
+        for line, (row, sampling) in enumerate(rows)
+    )
+
+
+def _draw(logits: Tensor, sampling: Sampling) -> int:
+    generator = torch.Generator().manual_seed(sampling.seed & _SEED_MASK)
+    # Shifted by the maximum before the division: a tiny temperature must not overflow.
+    shifted = logits.cpu().double() - logits.max().item()
+    weights = torch.softmax(shifted / sampling.temperature, -1)
+    return int(torch.multinomial(weights, 1, generator=generator))
+
+
+def _top(logits: Tensor, count: int) -> tuple[TokenLogprob, ...]:
+    if count == 0:
+        return ()
+    best = torch.log_softmax(logits, -1).topk(min(count, logits.shape[-1]))
+    return tuple(
+        TokenLogprob(token, value) for token, value in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    )
+
+
+def _pack(logits: Tensor) -> bytes:
+    return logits.cpu().numpy().astype("<f4", copy=False).tobytes()
