@@ -1,10 +1,12 @@
-"""Settings of the whole test run: hypothesis profiles and the rule about skipped namespace tests.
+"""Settings of the whole test run: hypothesis profiles, tests that take turns, namespace tests that must not be skipped.
 
 Fixtures belong to the folder that uses them, or to tests/harness when several do.
 """
 
+import fcntl
 import os
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,3 +26,16 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
         report.outcome = "failed"
         report.longrepr = f"skipped, but WAVEPP_REQUIRE_NAMESPACES=1: {report.longrepr}"
     return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Let tests marked `processes` take turns across pytest workers: two of them on few cores miss each other's beats.
+
+    Outermost, so that waiting does not count against the test's time limit. (xdist's own groups do not hold on pytest 9.2.)
+    """
+    if "processes" not in item.keywords or "PYTEST_XDIST_WORKER" not in os.environ:
+        return (yield)
+    with Path(__file__).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return (yield)
