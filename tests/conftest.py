@@ -32,7 +32,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Let tests marked `processes` take turns across pytest workers: two of them on few cores miss each other's beats.
 
-    Outermost, so that waiting does not count against the test's time limit. (xdist's own groups do not hold on pytest 9.2.)
+    Outermost, so that waiting does not count against the test's time limit. xdist's own groups have no effect on
+    pytest 9.2: its test ids no longer carry them.
     """
     if "processes" not in item.keywords or "PYTEST_XDIST_WORKER" not in os.environ:
         return (yield)
