@@ -23,7 +23,10 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
 )
+from transformers.utils import logging
 
+_LOGGING: Any = logging
+_LOGGING.disable_progress_bar()
 _FACTORY: Any = AutoModelForCausalLM  # its classmethods carry no types
 LAYERS = 5
 VOCABULARY = 512
