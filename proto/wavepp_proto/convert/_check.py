@@ -1,0 +1,72 @@
+"""What a message of a malformed peer is measured against before it becomes a term.
+
+Owns the refusals: each raises InvalidRequest (or the closer class) naming field, value and limit.
+Called by the other modules of this package only; rules that need state live in the cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from wavepp_proto import limits
+from wavepp_proto.errors import InvalidRequest, MessageTooLarge
+
+T = TypeVar("T")
+
+
+def packed(field: str, data: bytes, unit: int) -> bytes:
+    """`data` itself when its length is a multiple of `unit` bytes."""
+    if len(data) % unit:
+        message = f"{field} has {len(data)} bytes, not a multiple of {unit}"
+        raise InvalidRequest(message, field=field, value=len(data), limit=unit)
+    return data
+
+
+def exactly(field: str, data: bytes, size: int) -> bytes:
+    """`data` itself when it has `size` bytes."""
+    if len(data) != size:
+        raise InvalidRequest(
+            f"{field} has {len(data)} bytes instead of {size}", field=field, value=len(data), limit=size
+        )
+    return data
+
+
+def payload(field: str, size: int, limit: int = limits.FRAME_BYTES) -> None:
+    """A frame's payload keeps to its size."""
+    if size > limit:
+        raise MessageTooLarge(f"{field} has {size} bytes, at most {limit}", field=field, value=size, limit=limit)
+
+
+def at_most(field: str, value: int, limit: int) -> int:
+    if value > limit:
+        raise InvalidRequest(f"{field} is {value}, at most {limit}", field=field, value=value, limit=limit)
+    return value
+
+
+def at_least(field: str, value: int, limit: int) -> int:
+    if value < limit:
+        raise InvalidRequest(f"{field} is {value}, at least {limit}", field=field, value=value, limit=limit)
+    return value
+
+
+def text(field: str, value: str, limit: int = limits.MAX_NAME_CHARS) -> str:
+    """A name of at most `limit` characters; may be empty."""
+    if len(value) > limit:
+        message = f"{field} has {len(value)} characters, at most {limit}"
+        raise InvalidRequest(message, field=field, value=len(value), limit=limit)
+    return value
+
+
+def present(field: str, has: bool) -> None:
+    if not has:
+        raise InvalidRequest(f"{field} is missing", field=field)
+
+
+def one_of(field: str, value: int, known: Mapping[int, T]) -> T:
+    """The term of an enum number; a number this version does not know is refused, never guessed."""
+    term = known.get(value)
+    if term is None:
+        message = f"{field} {value} is not known to protocol {limits.PROTOCOL_VERSION}"
+        raise InvalidRequest(message, field=field, value=value, limit=len(known))
+    return term
