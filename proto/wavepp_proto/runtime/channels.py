@@ -24,6 +24,16 @@ WILDCARD_HOSTS: Final = frozenset({"", "0.0.0.0", "::", "*"})
 _GRPC_DEFAULT_MIN_PING_MS: Final = 300_000
 """What a gRPC server enforces when its options name no minimum."""
 
+ETCD_CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
+    # etcd allows one ping per 5 s, and none without calls: only streams (watches) are kept alive.
+    ("grpc.keepalive_time_ms", limits.CLIENT_KEEPALIVE_TIME_MS),
+    ("grpc.keepalive_timeout_ms", limits.CLIENT_KEEPALIVE_TIMEOUT_MS),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
 Options = Sequence[tuple[str, str | int]]
 
 

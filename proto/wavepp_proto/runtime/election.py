@@ -1,0 +1,189 @@
+"""Who is the controller: one leader key in the store, under a lease (DESIGN.md section 10).
+
+The epoch is the key's create revision, so each authority has a higher one than all before it.
+`Leadership` is used by the controller; `leader_address` by whoever wants to find it.
+
+Safety does not rest on clocks: a leader that was paused past its TTL may believe in itself for a
+moment, and daemons refuse its epoch as soon as they have seen the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from wavepp_proto import limits
+from wavepp_proto.runtime.backoff import Backoff
+from wavepp_proto.runtime.logs import get_log
+from wavepp_proto.runtime.membership import RELIST_S
+from wavepp_proto.runtime.record import leader_key
+from wavepp_proto.runtime.store import STORE_TROUBLE, Item, LeaseGone, LeaseId, MembershipStore, RevisionCompacted
+from wavepp_proto.terms import Epoch
+
+_log = get_log(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    address: str
+    """host:port that clients dial."""
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """One life of leadership, from winning the key to `lost`."""
+
+    epoch: Epoch
+    lost: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once the key is gone, or the lease could not be refreshed for a whole TTL, or on `resign`."""
+
+
+async def find_leader(store: MembershipStore, cluster: str) -> Leader | None:
+    """The current leader, or None while there is none. Raises MembershipUnavailable."""
+    item = await _standing(store, leader_key(cluster))
+    return Leader(item.value.decode(), Epoch(item.create_revision)) if item else None
+
+
+async def leader_address(store: MembershipStore, cluster: str) -> str | None:
+    """Address of the current leader, or None while there is none. Raises MembershipUnavailable."""
+    leader = await find_leader(store, cluster)
+    return leader.address if leader else None
+
+
+class Leadership:
+    """Campaigns for the leader key with `address` as its value, and holds it. One authority at a time."""
+
+    def __init__(
+        self,
+        store: MembershipStore,
+        cluster: str,
+        address: str,
+        ttl_s: int = limits.MEMBER_TTL_S,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._store = store
+        self._key = leader_key(cluster)
+        self._address = address
+        self._ttl_s = ttl_s
+        self._rng = rng or random.Random()
+        self._backoff = Backoff(rng=self._rng)
+        self._holding: asyncio.Task[None] | None = None
+        self._lease: LeaseId | None = None
+
+    async def campaign(self) -> Authority:
+        """Wait until this controller leads, however long another does or the store is away."""
+        await self.resign()
+        while True:
+            try:
+                authority = await self._try_to_win()
+                if authority is not None:
+                    return authority
+            except (LeaseGone, RevisionCompacted, *STORE_TROUBLE) as error:
+                _log.warning("campaign waits for the store", error=str(error))
+                await asyncio.sleep(self._backoff.next_s())
+
+    async def resign(self) -> None:
+        """Give the key up, waiting a bounded time for the store; the authority is lost at once. Idempotent."""
+        holding, self._holding = self._holding, None
+        if holding is not None:
+            holding.cancel()
+            await asyncio.gather(holding, return_exceptions=True)
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            with contextlib.suppress(TimeoutError, *STORE_TROUBLE):
+                async with asyncio.timeout(self._ttl_s / 3):
+                    await self._store.revoke(lease)
+
+    async def _try_to_win(self) -> Authority | None:
+        """Wait for the key to be free, then claim it; None if another was faster."""
+        standing = await _standing(self._store, self._key)
+        if standing is not None:
+            _log.info("another controller leads", leader=standing.value.decode(), epoch=standing.create_revision)
+            await self._until_gone(standing.create_revision)
+        asked_at = asyncio.get_running_loop().time()
+        self._lease = await self._store.grant(self._ttl_s)
+        claim = await self._store.create_if_absent(self._key, self._address.encode(), self._lease)
+        # A repeated claim may find what a first, unanswered one had written: the lease tells.
+        if claim.item.lease != self._lease:
+            await self.resign()
+            return None
+        self._backoff.reset()
+        authority = Authority(Epoch(claim.item.create_revision))
+        self._holding = asyncio.create_task(self._hold(authority, self._lease, asked_at), name="leadership")
+        _log.info("leading", epoch=authority.epoch, address=self._address)
+        return authority
+
+    async def _hold(self, authority: Authority, lease: LeaseId, refreshed_at: float) -> None:
+        """Until the lease or the key is lost, whichever is first; then say so."""
+        duties: tuple[Coroutine[Any, Any, None], ...] = (
+            self._refresh_until_lost(lease, refreshed_at),
+            self._until_gone(authority.epoch),
+        )
+        tasks = [asyncio.create_task(duty) for duty in duties]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            authority.lost.set()
+            _log.warning("leadership ended", epoch=authority.epoch)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _refresh_until_lost(self, lease: LeaseId, refreshed_at: float) -> None:
+        """Return when a whole TTL passed since the last refresh was SENT, or the lease is gone."""
+        loop = asyncio.get_running_loop()
+        backoff = Backoff(rng=self._rng)
+        pause_s = 0.0
+        with contextlib.suppress(TimeoutError, LeaseGone):
+            while True:
+                async with asyncio.timeout_at(refreshed_at + self._ttl_s):
+                    await asyncio.sleep(pause_s)
+                    sent_at = loop.time()
+                    try:
+                        await self._store.keep_alive(lease)
+                    except STORE_TROUBLE as error:
+                        _log.warning("leadership waits for the store", error=str(error))
+                        pause_s = backoff.next_s()
+                    else:
+                        refreshed_at = sent_at
+                        pause_s = self._ttl_s / 3 * self._rng.uniform(0.8, 1.0)
+                        backoff.reset()
+
+    async def _until_gone(self, create_revision: int) -> None:
+        """Return when the key no longer has this life; an unreachable store proves nothing."""
+        backoff = Backoff(rng=self._rng)
+        while True:
+            try:
+                listing = await self._store.get_prefix(self._key)
+                if not any(item.key == self._key and item.create_revision == create_revision for item in listing.items):
+                    return
+                backoff.reset()
+                await self._until_deleted(listing.revision + 1)
+            except RevisionCompacted:
+                continue
+            except STORE_TROUBLE as error:
+                _log.debug("watch of the leader key broke", error=str(error))
+                await asyncio.sleep(backoff.next_s())
+
+    async def _until_deleted(self, from_revision: int) -> None:
+        """Return at the first deletion of the key, or when a listing is due anyway."""
+        watch = self._store.watch(self._key, from_revision)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RELIST_S):
+                    while True:
+                        event = await watch.next()
+                        if event.key == self._key and event.value is None:
+                            return
+        finally:
+            watch.cancel()
+
+
+async def _standing(store: MembershipStore, key: str) -> Item | None:
+    listing = await store.get_prefix(key)
+    return next((item for item in listing.items if item.key == key), None)

@@ -1,0 +1,198 @@
+"""A daemon's registration as bytes: MemberRecord to and from JSON, and the keys of the store.
+
+Owns the schema version, the strict reading of what another process wrote, and key names. Readers
+ignore fields they do not know, so that a newer daemon may add some within one schema version.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from wavepp_proto import limits
+from wavepp_proto.errors import InvalidRequest
+from wavepp_proto.runtime.channels import parse_address
+from wavepp_proto.terms import (
+    CacheGroup,
+    DaemonKey,
+    Incarnation,
+    MemberRecord,
+    ModelFacts,
+    PipelineId,
+    Rank,
+    StageIndex,
+)
+
+SCHEMA: Final = 1
+MAX_RECORD_BYTES: Final = 64 * 1024
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
+_MAX_INT: Final = 2**63 - 1
+
+
+def leader_key(cluster: str) -> str:
+    """Raises InvalidRequest when the cluster's name cannot stand in a key."""
+    return f"/wavepp/{_name('cluster', cluster)}/leader"
+
+
+def members_prefix(cluster: str) -> str:
+    return f"/wavepp/{_name('cluster', cluster)}/members/"
+
+
+def member_key(cluster: str, key: DaemonKey) -> str:
+    """`/wavepp/{cluster}/members/{pipeline}/{stage}.{rank}`."""
+    return f"{members_prefix(cluster)}{_name('pipeline', key.pipeline)}/{key.stage}.{key.rank}"
+
+
+def encode_record(record: MemberRecord) -> bytes:
+    """Compact JSON. Raises InvalidRequest on what `decode_record` would refuse."""
+    model = record.model
+    document = {
+        "schema": SCHEMA,
+        "cluster": record.cluster,
+        "pipeline": record.key.pipeline,
+        "stage": record.key.stage,
+        "rank": record.key.rank,
+        "incarnation": record.incarnation,
+        "stages": record.stages,
+        "ranks": record.ranks,
+        "address": record.address,
+        "link_address": record.link_address,
+        "engine": record.engine,
+        "model": {
+            "name": model.name,
+            "fingerprint": model.fingerprint,
+            "layers": model.layers,
+            "vocabulary": model.vocabulary,
+            "window": model.window,
+            "path": model.path,
+        },
+        "first_layer": record.first_layer,
+        "last_layer": record.last_layer,
+        "block_tokens": record.block_tokens,
+        "pool_blocks": record.pool_blocks,
+        "host_pool_blocks": record.host_pool_blocks,
+        "protocol": record.protocol,
+        "groups": [group.value for group in record.groups],
+        "pid": record.pid,
+        "version": record.version,
+    }
+    encoded = json.dumps(document, separators=(",", ":")).encode()
+    decode_record(encoded)
+    return encoded
+
+
+def decode_record(value: bytes) -> MemberRecord:
+    """Raises InvalidRequest whose `field` names the first field that is missing or breaks its rule."""
+    if len(value) > MAX_RECORD_BYTES:
+        raise InvalidRequest("the record is too long", field="record", value=len(value), limit=MAX_RECORD_BYTES)
+    try:
+        document = json.loads(value)
+    except ValueError as error:
+        raise InvalidRequest(f"the record is no JSON: {error}", field="record") from error
+    read = _Reader(document, "")
+    schema = read.count("schema", 1)
+    if schema != SCHEMA:
+        raise InvalidRequest(f"record schema {schema}, expected {SCHEMA}", field="schema", value=schema, limit=SCHEMA)
+    stages = read.count("stages", 1, limits.MAX_STAGES)
+    ranks = read.count("ranks", 1)
+    model = read.inner("model")
+    layers = model.count("layers", 1)
+    first_layer = read.count("first_layer", 0, layers - 1)
+    return MemberRecord(
+        cluster=read.name("cluster"),
+        key=DaemonKey(
+            PipelineId(read.name("pipeline")),
+            StageIndex(read.count("stage", 0, stages - 1)),
+            Rank(read.count("rank", 0, ranks - 1)),
+        ),
+        incarnation=Incarnation(read.count("incarnation", 0)),
+        stages=stages,
+        ranks=ranks,
+        address=read.address("address"),
+        link_address=read.text("link_address") and read.address("link_address"),
+        engine=read.name("engine"),
+        model=ModelFacts(
+            name=model.text("name"),
+            fingerprint=model.text("fingerprint"),
+            layers=layers,
+            vocabulary=model.count("vocabulary", 1, limits.MAX_VOCABULARY),
+            window=model.count("window", 1),
+            path=model.text("path", 4096),
+        ),
+        first_layer=first_layer,
+        last_layer=read.count("last_layer", first_layer + 1, layers),
+        block_tokens=read.count("block_tokens", 1, limits.MAX_BLOCK_TOKENS),
+        pool_blocks=read.count("pool_blocks", 1),
+        host_pool_blocks=read.count("host_pool_blocks", 0),
+        protocol=read.count("protocol", 0),
+        groups=read.groups("groups"),
+        pid=read.count("pid", 0),
+        version=read.text("version"),
+    )
+
+
+class _Reader:
+    """Fields of one JSON object, each checked when it is read."""
+
+    def __init__(self, document: object, path: str) -> None:
+        if not isinstance(document, Mapping):
+            field = path.rstrip(".") or "record"
+            raise InvalidRequest(f"{field} is not an object", field=field)
+        self._document: Mapping[str, Any] = document
+        self._path = path
+
+    def count(self, name: str, least: int, most: int = _MAX_INT) -> int:
+        value = self._field(name)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self._wrong(name, "must be an integer", value)
+        if not least <= value <= most:
+            raise self._wrong(name, f"must be {least} to {most}", value, most if value > most else least)
+        return value
+
+    def text(self, name: str, most: int = limits.MAX_NAME_CHARS) -> str:
+        value = self._field(name)
+        if not isinstance(value, str):
+            raise self._wrong(name, "must be text", value)
+        if len(value) > most:
+            raise self._wrong(name, f"has more than {most} characters", len(value), most)
+        return value
+
+    def name(self, name: str) -> str:
+        return _name(self._path + name, self.text(name))
+
+    def address(self, name: str) -> str:
+        address = parse_address(self.text(name), field=self._path + name)
+        if not address.host or not address.port:
+            raise self._wrong(name, "must have a host and a port", str(address))
+        return str(address)
+
+    def groups(self, name: str) -> tuple[CacheGroup, ...]:
+        value = self._field(name)
+        known = {group.value: group for group in CacheGroup}
+        if not isinstance(value, list) or not value or not all(isinstance(entry, str) for entry in value):
+            raise self._wrong(name, "must be a list of cache groups", value)
+        unknown = next((entry for entry in value if entry not in known), None)
+        if unknown is not None:
+            raise self._wrong(name, "has an unknown cache group", unknown)
+        return tuple(known[entry] for entry in value)
+
+    def inner(self, name: str) -> _Reader:
+        return _Reader(self._field(name), f"{self._path}{name}.")
+
+    def _field(self, name: str) -> object:
+        if name not in self._document:
+            raise InvalidRequest(f"{self._path}{name} is missing", field=self._path + name)
+        return self._document[name]
+
+    def _wrong(self, name: str, rule: str, value: object, limit: int | None = None) -> InvalidRequest:
+        field = self._path + name
+        return InvalidRequest(f"{field} {rule}, got {value!r}", field=field, value=repr(value), limit=limit)
+
+
+def _name(field: str, value: str) -> str:
+    if not _NAME.fullmatch(value) or len(value) > limits.MAX_NAME_CHARS:
+        message = f"{field} must be letters, digits, dot, dash or underscore, got {value!r}"
+        raise InvalidRequest(message, field=field, value=value, limit=limits.MAX_NAME_CHARS)
+    return value
