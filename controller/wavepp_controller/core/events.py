@@ -306,14 +306,15 @@ class Emit:
 class Span:
     """A finished phase of one request, for tracing; times are `now` values of the events."""
 
+    request_id: RequestId
     name: str
-    context: TraceContext
-    """Parent: the context the request came with."""
+    """A name of DESIGN.md section 12."""
     start: float
     end: float
     attributes: tuple[tuple[str, str | int | float | bool], ...] = ()
     parent: str = ""
-    """Name of the enclosing phase of the same request ("" = the request itself)."""
+    """Name of the enclosing phase of the same request ("" = the request itself); children are
+    emitted before their parent."""
 
 
 Action = (

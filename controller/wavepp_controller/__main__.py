@@ -1,0 +1,93 @@
+"""`wavepp controller` and `python -m wavepp_controller`: one controller in this process.
+
+Owns the command line; `runtime/controller.py` `run()` is the main path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+from wavepp_proto.runtime import options as opt
+
+
+def command(
+    etcd: opt.Etcd = "127.0.0.1:2379",
+    cluster: opt.Cluster = "default",
+    listen: Annotated[
+        str, typer.Option("--listen", envvar="WAVEPP_LISTEN", help="host:port to bind; port 0 takes a free one.")
+    ] = "127.0.0.1:7411",
+    advertise: opt.Advertise = None,
+    wave_tokens: Annotated[
+        int, typer.Option("--wave-tokens", envvar="WAVEPP_WAVE_TOKENS", help="Most tokens in one wave.")
+    ] = 16_384,
+    policy: Annotated[
+        str, typer.Option("--policy", envvar="WAVEPP_POLICY", help="Wave planner: fixed.")
+    ] = "fixed",
+    link: Annotated[
+        str | None,
+        typer.Option("--link", envvar="WAVEPP_LINK", help="gloo, nccl or grpc; by default what the engines can do."),
+    ] = None,
+    silence_ms: Annotated[
+        int, typer.Option("--silence-ms", envvar="WAVEPP_SILENCE_MS", help="Heartbeat silence that means lost.")
+    ] = 1250,
+    queue_requests: Annotated[
+        int, typer.Option("--queue-requests", envvar="WAVEPP_QUEUE_REQUESTS", help="Most waiting requests.")
+    ] = 1024,
+    etcd_user: opt.EtcdUser = "",
+    etcd_password_file: opt.EtcdPasswordFile = None,
+    etcd_ca: opt.EtcdCa = None,
+    etcd_cert: opt.EtcdCert = None,
+    etcd_key: opt.EtcdKey = None,
+    tls_ca: opt.TlsCa = None,
+    tls_cert: opt.TlsCert = None,
+    tls_key: opt.TlsKey = None,
+    tls_server_name: opt.TlsServerName = "",
+    drain_s: opt.DrainSeconds = 10.0,
+    otlp: opt.Otlp = None,
+    trace_sample: opt.TraceSample = 1.0,
+    metrics: opt.Metrics = None,
+    reflection: opt.Reflection = False,
+    log_level: opt.LogLevel = "info",
+    log_json: opt.LogJson = True,
+) -> None:
+    """Run a controller: it campaigns in etcd, forms pipelines and serves clients."""
+    from wavepp_proto.runtime.logs import configure
+    from wavepp_proto.runtime.process import run_process
+    from wavepp_proto.terms import LinkKind
+
+    from wavepp_controller.core.config import Config
+    from wavepp_controller.runtime.controller import Controller
+    from wavepp_controller.runtime.settings import ControllerSettings
+
+    configure(log_level, log_json, role="controller")
+
+    async def main(stop: asyncio.Event) -> None:
+        config = Config(
+            wave_tokens=wave_tokens, policy=policy, link=LinkKind(link) if link else None, silence_ms=silence_ms,
+            queue_requests=queue_requests,
+        )  # fmt: skip
+        settings = ControllerSettings(
+            config=config, cluster=cluster, listen=listen, advertise=advertise,
+            server_security=opt.server_security(tls_ca, tls_cert, tls_key),
+            client_security=opt.client_security(tls_ca, tls_cert, tls_key, tls_server_name),
+            metrics=metrics, reflection=reflection,
+        )  # fmt: skip
+        store = opt.etcd_store(etcd, etcd_user, etcd_password_file, etcd_ca, etcd_cert, etcd_key)
+        tracer = opt.tracer("wavepp-controller", otlp, trace_sample)
+        try:
+            await Controller(settings, store, tracer).run(stop, drain_s)
+        finally:
+            await store.close()
+            await asyncio.to_thread(tracer.close)
+
+    raise typer.Exit(run_process(main))
+
+
+def main() -> None:
+    typer.run(command)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""The controller process: bind, lead, watch members, serve, drain, close.
+
+Owns start-up and shutdown order; `run` reads top to bottom. A controller that is not the leader
+listens and answers, but forms no pipeline until it leads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from wavepp_proto.runtime.channels import advertise_address, bind_server, new_server
+from wavepp_proto.runtime.election import Leadership
+from wavepp_proto.runtime.logs import get_log
+from wavepp_proto.runtime.membership import MemberUp, MemberWatch
+from wavepp_proto.runtime.store import MembershipStore
+from wavepp_proto.runtime.tracing import Tracer, TraceSettings
+from wavepp_proto.v1 import admin_pb2_grpc, prefill_pb2_grpc
+
+from wavepp_controller.core import events as ev
+from wavepp_controller.core.machine import ControllerMachine
+from wavepp_controller.runtime.admin_service import AdminService
+from wavepp_controller.runtime.prefill_service import PrefillService
+from wavepp_controller.runtime.request_spans import RequestSpans
+from wavepp_controller.runtime.settings import ControllerSettings
+from wavepp_controller.runtime.shell import ControllerShell
+
+log = get_log(__name__)
+
+
+class Controller:
+    """One life of a controller. `start` then `close`, or `run` for both."""
+
+    def __init__(self, settings: ControllerSettings, store: MembershipStore, tracer: Tracer | None = None) -> None:
+        self.settings = settings
+        self._store = store
+        self._tracer = tracer or Tracer(TraceSettings("wavepp-controller"))
+        self._tasks: list[asyncio.Task[None]] = []
+        self.address = ""
+
+    async def run(self, stop: asyncio.Event, drain_s: float = 10.0) -> None:
+        """Serve until `stop` is set or the core fails, then drain for at most `drain_s` seconds."""
+        await self.start()
+        stopped = asyncio.create_task(stop.wait(), name="stop")
+        try:
+            await asyncio.wait({stopped, self.shell.failure}, return_when=asyncio.FIRST_COMPLETED)
+            if self.shell.failure.done():
+                raise self.shell.failure.result()
+            await self.drain(drain_s)
+        finally:
+            stopped.cancel()
+            await self.close()
+
+    async def start(self) -> None:
+        """Bind, serve and begin to campaign; returns at once, leadership comes when it comes."""
+        settings = self.settings
+        spans = RequestSpans(self._tracer)
+        self.machine = ControllerMachine(settings.config)
+        self.shell = ControllerShell(self.machine, settings.client_security, spans)
+
+        # the server
+        self._health = health.aio.HealthServicer()
+        self._server = new_server()
+        self._admin = AdminService(self)
+        prefill_pb2_grpc.add_PrefillServicer_to_server(PrefillService(self.shell, spans), self._server)
+        admin_pb2_grpc.add_AdminServicer_to_server(self._admin, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        port = bind_server(self._server, settings.listen, settings.server_security)
+        self.address = advertise_address(settings.listen, settings.advertise, port)
+        await self._server.start()
+
+        # leadership, membership, the clock
+        self.leadership = Leadership(self._store, settings.cluster, self.address)
+        self.members = MemberWatch(self._store, settings.cluster)
+        for work, name in (
+            (self._lead(), "lead"),
+            (self._watch_members(), "members"),
+            (self.shell.tick(), "tick"),
+            (self._report_health(), "health"),
+        ):
+            self._spawn(work, name)
+        log.info("listening", address=self.address, cluster=settings.cluster)
+
+    async def drain(self, within_s: float) -> int:
+        """Refuse new requests; how many were still live after `within_s` seconds."""
+        self.shell.post(ev.DrainAsked(time.monotonic()))
+        deadline = time.monotonic() + within_s
+        while (live := self.machine.live_requests) and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        return live
+
+    async def close(self) -> None:
+        """Give up leadership, end formations, stop serving. Idempotent; every wait is bounded."""
+        if not self.address:
+            return
+        self.address = ""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.shell.close()
+        await self.leadership.resign()
+        await self._server.stop(0.5)
+        log.info("closed", cluster=self.settings.cluster)
+
+    # --- loops --------------------------------------------------------------------------------------
+
+    async def _lead(self) -> None:
+        while True:
+            authority = await self.leadership.campaign()
+            self.shell.post(ev.LeadershipWon(authority.epoch, time.monotonic()))
+            await authority.lost.wait()
+            log.warning("leadership lost", epoch=authority.epoch)
+            self.shell.post(ev.LeadershipLost(time.monotonic()))
+
+    async def _watch_members(self) -> None:
+        async for change in self.members.changes():
+            now = time.monotonic()
+            if isinstance(change, MemberUp):
+                self.shell.post(ev.MemberUp(change.record, now))
+            else:
+                self.shell.post(ev.MemberGone(change.key, change.incarnation, now))
+
+    async def _report_health(self) -> None:
+        """Readiness is recent progress (invariant I6), not a living process."""
+        frozen = False
+        while True:
+            ready = self.machine.status().ready
+            state = health_pb2.HealthCheckResponse
+            await self._health.set("", state.SERVING if ready else state.NOT_SERVING)
+            if self.members.frozen != frozen:
+                frozen = self.members.frozen
+                self.shell.post(ev.MembershipFrozen(frozen, time.monotonic()))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    self.shell.changed.clear()
+                    await self.shell.changed.wait()
+                    await asyncio.sleep(0.1)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        async def guarded() -> None:
+            try:
+                await work
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:  # a loop that ends would leave the controller deaf
+                log.exception("a controller loop failed", error=error, loop=name)
+                if not self.shell.failure.done():
+                    self.shell.failure.set_result(error)
+
+        self._tasks.append(asyncio.create_task(guarded(), name=name))
+
+

@@ -1,0 +1,133 @@
+"""Prefill: the clients' door.
+
+Owns the assembly of framed prompts and the event stream of each request. The stream IS the request:
+when the client closes it, the request is cancelled. Verdicts are the core's; only what would cost
+memory before the core could see it (sizes of frames, a live duplicate id) is refused here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import grpc.aio
+from wavepp_proto import convert
+from wavepp_proto.errors import DeadlineExpired, DuplicateRequest, InternalError, UnknownPipeline, WaveppError
+from wavepp_proto.terms import Admitted, Failed, Finished, PrefillEvent, PrefillRequest, RequestId
+from wavepp_proto.v1 import prefill_pb2 as pb
+from wavepp_proto.v1 import prefill_pb2_grpc
+
+from wavepp_controller.core.events import Cancel, Submit
+from wavepp_controller.runtime.request_spans import RequestSpans
+from wavepp_controller.runtime.shell import ControllerShell
+
+FRAME_DEADLINE_S = 30.0
+"""Longest pause between two frames of one prompt."""
+
+
+class PrefillService(prefill_pb2_grpc.PrefillServicer):
+    def __init__(self, shell: ControllerShell, spans: RequestSpans) -> None:
+        self._shell = shell
+        self._spans = spans
+
+    async def Submit(
+        self, request_iterator: AsyncIterator[pb.SubmitRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.SubmitResponse]:
+        try:
+            request = await self._assemble(request_iterator)
+            async for event in self._events(request):
+                if isinstance(event, Failed):
+                    raise convert.from_info(event.error)
+                yield pb.SubmitResponse(event=convert.prefill_event_to_pb(event))
+        except WaveppError as error:
+            await convert.abort(context, error)
+
+    async def Run(self, request: pb.RunRequest, context: grpc.aio.ServicerContext) -> pb.RunResponse:
+        admitted: Admitted | None = None
+        try:
+            async for event in self._events(convert.run_request_from_pb(request)):
+                if isinstance(event, Admitted):
+                    admitted = event
+                elif isinstance(event, Finished):
+                    return convert.run_response_to_pb(admitted, event)
+                elif isinstance(event, Failed):
+                    raise convert.from_info(event.error)
+            raise InternalError("a request ended without an outcome")
+        except WaveppError as error:
+            await convert.abort(context, error)
+        raise AssertionError("abort raises")
+
+    async def Cancel(self, request: pb.CancelRequest, context: grpc.aio.ServicerContext) -> pb.CancelResponse:
+        request_id = RequestId(request.request_id)
+        found = self._shell.is_open(request_id)
+        self._shell.post(Cancel(request_id, time.monotonic()))
+        return pb.CancelResponse(found=found)
+
+    async def Describe(self, request: pb.DescribeRequest, context: grpc.aio.ServicerContext) -> pb.DescribeResponse:
+        pipelines = self._shell.machine.status().pipelines
+        wanted = request.pipeline
+        chosen = next((p for p in pipelines if p.pipeline == wanted or not wanted), None)
+        if chosen is None:
+            error = UnknownPipeline(f"no pipeline {wanted!r}", field="pipeline", value=wanted)
+            await convert.abort(context, error)
+        assert chosen is not None
+        model = chosen.model
+        return pb.DescribeResponse(
+            pipeline=chosen.pipeline,
+            model=model.name,
+            model_path=model.path,
+            model_fingerprint=model.fingerprint,
+            vocabulary=model.vocabulary,
+            window=model.window,
+            block_tokens=chosen.block_tokens,
+            stages=chosen.stages,
+            ready=chosen.state == "serving",
+        )
+
+    async def _assemble(self, frames: AsyncIterator[pb.SubmitRequest]) -> PrefillRequest:
+        assembler = convert.PromptAssembler()
+        arrived = time.monotonic()
+        while True:
+            try:
+                async with asyncio.timeout(FRAME_DEADLINE_S):
+                    frame = await anext(frames)
+            except TimeoutError:
+                raise DeadlineExpired(
+                    "the next frame of the prompt did not come", field="frame", limit=FRAME_DEADLINE_S
+                ) from None
+            except StopAsyncIteration:
+                return assembler.finish()
+            request = assembler.add(frame)
+            if request is not None:
+                return _aged(request, time.monotonic() - arrived)
+
+    async def _events(self, request: PrefillRequest) -> AsyncIterator[PrefillEvent]:
+        """Submit, then everything that happens up to the outcome."""
+        request_id = request.request_id
+        if self._shell.is_open(request_id):
+            raise DuplicateRequest(f"request {request_id!r} is live", field="request_id", value=request_id)
+        queue = self._shell.open_request(request_id)
+        self._spans.began(request_id, request.trace, request.prompt_tokens)
+        try:
+            self._shell.post(Submit(request, time.monotonic()))
+            while True:
+                event = await queue.get()
+                yield event
+                if isinstance(event, Finished | Failed):
+                    return
+        finally:
+            self._shell.close_request(request_id)
+
+
+def _aged(request: PrefillRequest, seconds: float) -> PrefillRequest:
+    """The deadline counts from when the first frame came; framing a long prompt takes time."""
+    if request.deadline_ms is None or request.deadline_ms <= 0:
+        return request
+    left = request.deadline_ms - round(seconds * 1000)
+    if left <= 0:
+        raise DeadlineExpired("the deadline passed while the prompt arrived", field="deadline_ms", value=request.deadline_ms)
+    return replace(request, deadline_ms=left)
+
+

@@ -1,0 +1,25 @@
+"""What an operator says about one controller, validated by the core's own Config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from wavepp_proto.runtime.channels import ClientSecurity, ServerSecurity
+
+from wavepp_controller.core.config import Config
+
+DEFAULT_PORT = 7411
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerSettings:
+    config: Config = field(default_factory=Config)
+    cluster: str = "default"
+    listen: str = f"127.0.0.1:{DEFAULT_PORT}"
+    advertise: str | None = None
+    server_security: ServerSecurity = field(default_factory=ServerSecurity)
+    """For clients and operators."""
+    client_security: ClientSecurity = field(default_factory=ClientSecurity)
+    """For stage daemons."""
+    metrics: str | None = None
+    reflection: bool = False

@@ -1,0 +1,229 @@
+"""The asyncio shell around the controller core: events in, actions carried out.
+
+Owns the one door to the core (`post`), the links to daemons, and the event queues of live requests.
+Single-threaded: everything runs on the event loop, so the core needs no lock. Actions never call
+back into `post`; whatever they cause arrives later as an event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+from wavepp_proto import convert
+from wavepp_proto.errors import ControllerUnavailable, WaveppError
+from wavepp_proto.runtime.channels import ClientSecurity
+from wavepp_proto.runtime.logs import get_log
+from wavepp_proto.terms import DaemonKey, Failed, Finished, JoinPlan, PrefillEvent, RequestId, WaveCommand
+
+from wavepp_controller.core import events as ev
+from wavepp_controller.core.machine import ControllerMachine
+from wavepp_controller.runtime.daemon_link import DaemonLink
+from wavepp_controller.runtime.hashing import hash_prompt
+from wavepp_controller.runtime.request_spans import RequestSpans
+
+log = get_log(__name__)
+
+TICK_S = 0.05
+
+
+class ControllerShell:
+    """Runs one ControllerMachine."""
+
+    def __init__(self, machine: ControllerMachine, security: ClientSecurity, spans: RequestSpans) -> None:
+        self.machine = machine
+        self._security = security
+        self._spans = spans
+        self._links: dict[DaemonKey, DaemonLink] = {}
+        self._outboxes: dict[RequestId, asyncio.Queue[PrefillEvent]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._reforms: dict[str, asyncio.Future[WaveppError | None]] = {}
+        self.changed = asyncio.Event()
+        """Set whenever something an operator can see has changed."""
+        self.failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        """Done when the core broke one of its own rules: the process must end."""
+
+    # --- the door ---------------------------------------------------------------------------------
+
+    def post(self, event: ev.Event) -> None:
+        try:
+            actions = self.machine.handle(event)
+        except WaveppError:
+            raise
+        except Exception as error:  # a bug in the core: nothing after it can be trusted
+            log.exception("the core failed", event=type(event).__name__)
+            if not self.failure.done():
+                self.failure.set_result(error)
+            return
+        for action in actions:
+            self._perform(action)
+        self.changed.set()
+
+    async def tick(self) -> None:
+        """Give the core its clock until cancelled."""
+        while True:
+            deadline = self.machine.next_deadline()
+            now = time.monotonic()
+            pause = TICK_S if deadline is None else min(TICK_S, max(0.001, deadline - now))
+            await asyncio.sleep(pause)
+            self.post(ev.Tick(time.monotonic()))
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    def open_request(self, request_id: RequestId) -> asyncio.Queue[PrefillEvent]:
+        """Events of a request that is about to be submitted; bounded by its chunks."""
+        queue: asyncio.Queue[PrefillEvent] = asyncio.Queue()
+        self._outboxes[request_id] = queue
+        return queue
+
+    def is_open(self, request_id: RequestId) -> bool:
+        return request_id in self._outboxes
+
+    def close_request(self, request_id: RequestId) -> None:
+        """The client is gone or has its answer; a live request is cancelled."""
+        if self._outboxes.pop(request_id, None) is not None:
+            self.post(ev.Cancel(request_id, time.monotonic()))
+
+    async def reform(self, event: ev.ReformAsked) -> None:
+        """Post a reform; raises what the core refuses it with."""
+        answer: asyncio.Future[WaveppError | None] = asyncio.get_running_loop().create_future()
+        self._reforms[event.pipeline] = answer
+        self.post(event)
+        self._reforms.pop(event.pipeline, None)
+        if answer.done() and (error := answer.result()) is not None:
+            raise error
+
+    # --- actions ----------------------------------------------------------------------------------
+
+    def _perform(self, action: ev.Action) -> None:
+        match action:
+            case ev.SendWave():
+                self._send_wave(action)
+            case ev.SendRound(key, round_):
+                if (link := self._links.get(key)) is not None:
+                    link.send_round(round_)
+            case ev.Emit(event):
+                self._emit(event)
+            case ev.Span():
+                self._spans.record(action)
+            case ev.AnnounceRequest():
+                self._announce(action)
+            case ev.HashPrompt():
+                self._spawn(self._hash(action), "hash")
+            case ev.FormPipeline(plans=plans):
+                for plan in plans:
+                    self._spawn(self._join(plan), f"join-{plan.key}")
+            case ev.EndFormation():
+                self._end_formation(action)
+            case ev.WatchAgain(key, _):
+                if (link := self._links.get(key)) is not None:
+                    link.watch_digest()
+            case ev.RefuseReform(pipeline, error):
+                if (answer := self._reforms.get(pipeline)) is not None and not answer.done():
+                    answer.set_result(convert.from_info(error))
+
+    def _emit(self, event: PrefillEvent) -> None:
+        queue = self._outboxes.get(event.request_id)
+        if isinstance(event, Finished | Failed):
+            self._outboxes.pop(event.request_id, None)
+            self._spans.ended(event)
+        if queue is not None:
+            queue.put_nowait(event)
+
+    async def _hash(self, action: ev.HashPrompt) -> None:
+        hashes = await hash_prompt(action.scope, action.token_ids, action.block_tokens)
+        self.post(ev.Hashed(action.request_id, hashes, time.monotonic()))
+
+    def _announce(self, action: ev.AnnounceRequest) -> None:
+        request = action.request
+        trace = self._spans.context_of(request.request_id)
+        for key, fence, with_tokens in action.targets:
+            if (link := self._links.get(key)) is None:
+                continue
+            frames = convert.announce_frames(
+                fence,
+                action.key,
+                request.prompt_tokens,
+                action.block_hashes,
+                request.token_ids if with_tokens else b"",
+                request.sampling,
+                trace,
+            )
+            link.announce([convert.announce_frame_to_pb(frame) for frame in frames])
+
+    def _send_wave(self, action: ev.SendWave) -> None:
+        """Rows are serialised once: fences are per daemon, so each copy only sets its own."""
+        if not action.targets:
+            return
+        shared = convert.wave_request_to_pb(WaveCommand(action.targets[0][1], action.rows))
+        for key, fence in action.targets:
+            if (link := self._links.get(key)) is not None:
+                message = type(shared)()
+                message.wave.CopyFrom(shared.wave)
+                message.fence.CopyFrom(convert.fence_to_pb(fence))
+                link.send_wave(message)
+
+    # --- formations -------------------------------------------------------------------------------
+
+    async def _join(self, plan: JoinPlan) -> None:
+        address = next(peer.address for peer in plan.peers if peer.key == plan.key)
+        link = DaemonLink(plan, address, self._security, self.post)
+        before, self._links[plan.key] = self._links.get(plan.key), link
+        if before is not None:
+            await before.close()
+        try:
+            reply = await link.join()
+        except WaveppError as error:
+            await self._drop(link)
+            failed = ev.JoinFailed(plan.key, plan.fence.formation, error.info(), time.monotonic())
+            self.post(failed)
+            return
+        if self._links.get(plan.key) is not link:
+            return
+        link.serve()
+        self.post(ev.Joined(plan.key, plan.fence.formation, reply, time.monotonic()))
+
+    def _end_formation(self, action: ev.EndFormation) -> None:
+        targets = dict(action.targets)
+        for key, link in list(self._links.items()):
+            if key.pipeline != action.pipeline or link.plan.fence.formation != action.formation:
+                continue
+            del self._links[key]
+            fence = targets.get(key)
+            ending = link.end(fence, action.cause) if fence is not None else link.close()
+            self._spawn(ending, f"end-{key}")
+
+    async def _drop(self, link: DaemonLink) -> None:
+        if self._links.get(link.plan.key) is link:
+            del self._links[link.plan.key]
+        await link.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._reap)
+
+    def _reap(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.exception("a task failed", error=error, task=task.get_name())
+            if not self.failure.done():
+                self.failure.set_result(error)
+
+    async def close(self) -> None:
+        """Fail what is live, close every link. Idempotent."""
+        self.post(ev.LeadershipLost(time.monotonic()))
+        for request_id, queue in list(self._outboxes.items()):
+            error = ControllerUnavailable("the controller is closing", retry_after_ms=1000)
+            queue.put_nowait(Failed(request_id, error.info()))
+        self._outboxes.clear()
+        pending = [task for task in self._tasks if task is not asyncio.current_task()]
+        if pending:
+            await asyncio.wait(pending, timeout=2.0)
+        for link in list(self._links.values()):
+            await link.close()
+        self._links.clear()
+
+

@@ -1,0 +1,106 @@
+"""Command-line options that several commands share, each with its WAVEPP_* twin.
+
+Owns the spelling, help text and environment name of an option, so that `wavepp controller`, `stage`
+and `up` agree. Builders below turn them into settings; nothing heavy is imported before a command
+runs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from wavepp_proto.runtime.channels import ClientSecurity, ServerSecurity
+    from wavepp_proto.runtime.etcd_store import EtcdStore
+    from wavepp_proto.runtime.tracing import Tracer
+
+Etcd = Annotated[
+    str, typer.Option("--etcd", envvar="WAVEPP_ETCD", help="etcd endpoints, host:port[,host:port...].")
+]
+EtcdUser = Annotated[str, typer.Option("--etcd-user", envvar="WAVEPP_ETCD_USER", help="etcd user.")]
+EtcdPasswordFile = Annotated[
+    Path | None,
+    typer.Option("--etcd-password-file", envvar="WAVEPP_ETCD_PASSWORD_FILE", help="File with the etcd password."),
+]
+EtcdCa = Annotated[Path | None, typer.Option("--etcd-ca", envvar="WAVEPP_ETCD_CA", help="CA of etcd; turns TLS on.")]
+EtcdCert = Annotated[Path | None, typer.Option("--etcd-cert", envvar="WAVEPP_ETCD_CERT", help="Client certificate.")]
+EtcdKey = Annotated[Path | None, typer.Option("--etcd-key", envvar="WAVEPP_ETCD_KEY", help="Its key.")]
+Cluster = Annotated[str, typer.Option("--cluster", envvar="WAVEPP_CLUSTER", help="Name that separates clusters.")]
+Advertise = Annotated[
+    str | None,
+    typer.Option("--advertise", envvar="WAVEPP_ADVERTISE", help="host[:port] others dial; needed on a wildcard."),
+]
+TlsCa = Annotated[
+    Path | None,
+    typer.Option("--tls-ca", envvar="WAVEPP_TLS_CA", help="CA that peers are checked against; turns TLS on."),
+]
+TlsCert = Annotated[Path | None, typer.Option("--tls-cert", envvar="WAVEPP_TLS_CERT", help="Own certificate.")]
+TlsKey = Annotated[Path | None, typer.Option("--tls-key", envvar="WAVEPP_TLS_KEY", help="Own private key.")]
+TlsServerName = Annotated[
+    str,
+    typer.Option("--tls-server-name", envvar="WAVEPP_TLS_SERVER_NAME", help="Name expected in peers' certificates."),
+]
+LogLevel = Annotated[
+    str, typer.Option("--log-level", envvar="WAVEPP_LOG_LEVEL", help="debug, info, warning or error.")
+]
+LogJson = Annotated[
+    bool, typer.Option("--log-json/--log-text", envvar="WAVEPP_LOG_JSON", help="One JSON object a line, or text.")
+]
+Otlp = Annotated[
+    str | None,
+    typer.Option("--otlp", envvar="WAVEPP_OTLP", help="OTLP gRPC collector for traces, http(s)://host:port."),
+]
+TraceSample = Annotated[
+    float, typer.Option("--trace-sample", envvar="WAVEPP_TRACE_SAMPLE", help="Share of requests traced, 0..1.")
+]
+Metrics = Annotated[
+    str | None, typer.Option("--metrics", envvar="WAVEPP_METRICS", help="host:port for Prometheus; off by default.")
+]
+Reflection = Annotated[
+    bool, typer.Option("--reflection/--no-reflection", envvar="WAVEPP_REFLECTION", help="Serve gRPC reflection.")
+]
+DrainSeconds = Annotated[
+    float, typer.Option("--drain-s", envvar="WAVEPP_DRAIN_S", help="Longest drain after SIGTERM (seconds).")
+]
+Json = Annotated[bool, typer.Option("--json/--no-json", envvar="WAVEPP_JSON", help="Output for programs.")]
+
+
+def server_security(ca: Path | None, cert: Path | None, key: Path | None) -> ServerSecurity:
+    from wavepp_proto.runtime.channels import ServerSecurity
+
+    return ServerSecurity(ca if cert else None, cert, key)
+
+
+def client_security(ca: Path | None, cert: Path | None, key: Path | None, server_name: str) -> ClientSecurity:
+    from wavepp_proto.runtime.channels import ClientSecurity
+
+    return ClientSecurity(ca, cert if ca else None, key if ca else None, server_name)
+
+
+def etcd_store(
+    etcd: str, user: str, password_file: Path | None, ca: Path | None, cert: Path | None, key: Path | None
+) -> EtcdStore:
+    """The store of a process. Raises InvalidRequest naming the option."""
+    from wavepp_proto.errors import InvalidRequest
+    from wavepp_proto.runtime.etcd_client import EtcdOptions
+    from wavepp_proto.runtime.etcd_store import EtcdStore
+
+    password = ""
+    if password_file is not None:
+        try:
+            password = password_file.read_text().strip()
+        except OSError as error:
+            raise InvalidRequest(
+                f"cannot read {password_file}: {error.strerror}", field="etcd_password_file", value=str(password_file)
+            ) from error
+    endpoints = tuple(part.strip() for part in etcd.split(",") if part.strip())
+    return EtcdStore(EtcdOptions(endpoints, ca, cert, key, user, password))
+
+
+def tracer(service: str, otlp: str | None, sample: float) -> Tracer:
+    from wavepp_proto.runtime.tracing import Tracer, TraceSettings
+
+    return Tracer(TraceSettings.from_environment(service, otlp, sample))

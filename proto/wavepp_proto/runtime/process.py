@@ -1,0 +1,47 @@
+"""What every long-running process of ours does around its main coroutine.
+
+Owns signal handling (SIGTERM and SIGINT ask for a drain, a second one ends at once) and the exit
+status: 0 after a clean stop, 1 with one line on stderr for a typed error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+
+from wavepp_proto.errors import WaveppError
+
+EXIT_INTERRUPTED = 130
+
+
+def run_process(main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
+    """Run `main(stop)` until it returns; `stop` is set by the first SIGTERM or SIGINT."""
+    try:
+        return asyncio.run(_run(main))
+    except WaveppError as error:
+        print(describe(error), file=sys.stderr)
+        return 1
+
+
+async def _run(main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            os._exit(EXIT_INTERRUPTED)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    await main(stop)
+    return 0
+
+
+def describe(error: WaveppError) -> str:
+    """One line for a person: reason, message, fields."""
+    fields = ", ".join(f"{name}={value}" for name, value in sorted(error.fields.items()))
+    return f"error: {error.reason}: {error.message}" + (f" ({fields})" if fields else "")

@@ -1,0 +1,106 @@
+"""`wavepp stage` and `python -m wavepp_stage`: one stage daemon in this process.
+
+Owns the command line; `runtime/daemon.py` `run()` is the main path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+from wavepp_proto.runtime import options as opt
+
+
+def command(
+    stage: Annotated[int, typer.Option("--stage", envvar="WAVEPP_STAGE", help="Position in the pipeline, from 0.")],
+    stages: Annotated[int, typer.Option("--stages", envvar="WAVEPP_STAGES", help="Stages in the pipeline.")],
+    model: Annotated[
+        str, typer.Option("--model", envvar="WAVEPP_MODEL", help="Hugging Face folder, or an emulated: preset.")
+    ],
+    engine: Annotated[
+        str, typer.Option("--engine", envvar="WAVEPP_ENGINE", help="torch or emulated.")
+    ] = "torch",
+    etcd: opt.Etcd = "127.0.0.1:2379",
+    cluster: opt.Cluster = "default",
+    pipeline: Annotated[
+        str, typer.Option("--pipeline", envvar="WAVEPP_PIPELINE", help="Pipeline this stage belongs to.")
+    ] = "default",
+    layers: Annotated[
+        str | None, typer.Option("--layers", envvar="WAVEPP_LAYERS", help="Band first:last; even split by default.")
+    ] = None,
+    block_tokens: Annotated[
+        int, typer.Option("--block-tokens", envvar="WAVEPP_BLOCK_TOKENS", help="Tokens in one cache block.")
+    ] = 64,
+    pool_blocks: Annotated[
+        int, typer.Option("--pool-blocks", envvar="WAVEPP_POOL_BLOCKS", help="Cache blocks on this stage.")
+    ] = 1024,
+    wave_tokens: Annotated[
+        int, typer.Option("--wave-tokens", envvar="WAVEPP_WAVE_TOKENS", help="Most tokens in one wave.")
+    ] = 16_384,
+    listen: Annotated[
+        str, typer.Option("--listen", envvar="WAVEPP_LISTEN", help="host:port to bind; port 0 takes a free one.")
+    ] = "127.0.0.1:0",
+    advertise: opt.Advertise = None,
+    device: Annotated[
+        str, typer.Option("--device", envvar="WAVEPP_DEVICE", help="cpu or cuda:N (torch engine).")
+    ] = "cpu",
+    dtype: Annotated[
+        str, typer.Option("--dtype", envvar="WAVEPP_DTYPE", help="float32, bfloat16 or auto (torch engine).")
+    ] = "float32",
+    threads: Annotated[
+        int | None, typer.Option("--threads", envvar="WAVEPP_THREADS", help="Intra-op threads (torch engine).")
+    ] = None,
+    etcd_user: opt.EtcdUser = "",
+    etcd_password_file: opt.EtcdPasswordFile = None,
+    etcd_ca: opt.EtcdCa = None,
+    etcd_cert: opt.EtcdCert = None,
+    etcd_key: opt.EtcdKey = None,
+    tls_ca: opt.TlsCa = None,
+    tls_cert: opt.TlsCert = None,
+    tls_key: opt.TlsKey = None,
+    tls_server_name: opt.TlsServerName = "",
+    drain_s: opt.DrainSeconds = 10.0,
+    otlp: opt.Otlp = None,
+    trace_sample: opt.TraceSample = 1.0,
+    metrics: opt.Metrics = None,
+    reflection: opt.Reflection = False,
+    log_level: opt.LogLevel = "info",
+    log_json: opt.LogJson = True,
+) -> None:
+    """Run one stage daemon: it registers in etcd and serves whichever controller leads."""
+    from wavepp_proto.runtime.logs import configure
+    from wavepp_proto.runtime.process import run_process
+
+    from wavepp_stage.runtime.daemon import StageDaemon
+    from wavepp_stage.runtime.settings import StageSettings, parse_layers
+
+    configure(log_level, log_json, role="stage", stage=stage, pipeline=pipeline)
+
+    async def main(stop: asyncio.Event) -> None:
+        settings = StageSettings(
+            stage=stage, stages=stages, model=model, engine=engine, cluster=cluster, pipeline=pipeline,
+            layers=parse_layers(layers) if layers else None,
+            block_tokens=block_tokens, pool_blocks=pool_blocks, wave_tokens=wave_tokens,
+            listen=listen, advertise=advertise, device=device, dtype=dtype, threads=threads,
+            server_security=opt.server_security(tls_ca, tls_cert, tls_key),
+            client_security=opt.client_security(tls_ca, tls_cert, tls_key, tls_server_name),
+            reflection=reflection, metrics=metrics,
+        )  # fmt: skip
+        store = opt.etcd_store(etcd, etcd_user, etcd_password_file, etcd_ca, etcd_cert, etcd_key)
+        tracer = opt.tracer("wavepp-stage", otlp, trace_sample)
+        try:
+            await StageDaemon(settings, store, tracer).run(stop, drain_s)
+        finally:
+            await store.close()
+            await asyncio.to_thread(tracer.close)
+
+    raise typer.Exit(run_process(main))
+
+
+def main() -> None:
+    typer.run(command)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""StageAdmission and StageDigest: announcements, rounds, inventory and the digest feed.
+
+Owns the gRPC side of admission (the paper's WAVE): every message becomes one event for the core and
+is answered from its actions, on the event loop, while the executor computes. Opening a stream closes
+its predecessor: one controller, one stream of a kind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import grpc.aio
+from wavepp_proto import convert
+from wavepp_proto.errors import StaleMessage, WaveppError
+from wavepp_proto.runtime.tracing import Tracer
+from wavepp_proto.v1 import admission_pb2 as pb
+from wavepp_proto.v1 import admission_pb2_grpc, digest_pb2, digest_pb2_grpc
+
+from wavepp_stage.core.events import Announced, InventoryAsked, InventoryTaken, RoundArrived, SendAck, SendVotes
+from wavepp_stage.runtime.core_shell import CoreShell
+from wavepp_stage.runtime.spans import record_prepares
+
+DIGEST_COALESCE_S = 0.002
+"""Pause between two digests: changes of one wave travel in one message."""
+
+
+class Successor:
+    """At most one live stream of a kind: the newest. `superseded` of the older ones is set."""
+
+    def __init__(self) -> None:
+        self._current: asyncio.Event | None = None
+
+    def open(self) -> asyncio.Event:
+        if self._current is not None:
+            self._current.set()
+        self._current = asyncio.Event()
+        return self._current
+
+
+class AdmissionService(admission_pb2_grpc.StageAdmissionServicer):
+    def __init__(self, core: CoreShell, tracer: Tracer, stage: int) -> None:
+        self._core = core
+        self._tracer = tracer
+        self._stage = stage
+        self._announces = Successor()
+        self._rounds = Successor()
+
+    async def Announce(
+        self, request_iterator: AsyncIterator[pb.AnnounceRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.AnnounceResponse]:
+        superseded = self._announces.open()
+        try:
+            async for message in request_iterator:
+                _still_current(superseded)
+                event = Announced(convert.announce_frame_from_pb(message), time.monotonic())
+                for action in self._core.post(event):
+                    if isinstance(action, SendAck):
+                        yield convert.announce_ack_to_pb(action.ack)
+        except WaveppError as error:
+            await convert.abort(context, error)
+
+    async def PinReserve(
+        self, request_iterator: AsyncIterator[pb.Round], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.Votes]:
+        superseded = self._rounds.open()
+        try:
+            async for message in request_iterator:
+                _still_current(superseded)
+                started_ns = time.time_ns()
+                round_ = convert.round_from_pb(message)
+                for action in self._core.post(RoundArrived(round_, time.monotonic())):
+                    if isinstance(action, SendVotes):
+                        yield convert.votes_to_pb(action.votes)
+                        record_prepares(self._tracer, self._core, self._stage, action.votes, started_ns)
+        except WaveppError as error:
+            await convert.abort(context, error)
+
+    async def Inventory(
+        self, request: pb.InventoryRequest, context: grpc.aio.ServicerContext
+    ) -> pb.InventoryResponse:
+        try:
+            actions = self._core.post(InventoryAsked(convert.fence_from_pb(request.fence), time.monotonic()))
+        except WaveppError as error:
+            await convert.abort(context, error)
+        taken = next(action for action in actions if isinstance(action, InventoryTaken))
+        return convert.inventory_to_pb(taken.inventory)
+
+
+class DigestService(digest_pb2_grpc.StageDigestServicer):
+    """Sends deltas as they come; a reader that fell behind, or asks from 0, gets one snapshot."""
+
+    def __init__(self, core: CoreShell) -> None:
+        self._core = core
+        self._watches = Successor()
+        self._changed = asyncio.Event()
+
+    def notify(self) -> None:
+        """Residency or capacity changed (on the event loop)."""
+        self._changed.set()
+
+    async def Watch(
+        self, request: digest_pb2.WatchDigestRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[digest_pb2.Digest]:
+        superseded = self._watches.open()
+        try:
+            self._core.read(lambda machine: machine.check_reader(convert.fence_from_pb(request.fence)))
+            seq = request.from_seq
+            while True:
+                _still_current(superseded)
+                self._changed.clear()
+                for digest in self._core.digests_since(seq):
+                    seq = digest.seq
+                    yield convert.digest_to_pb(digest)
+                await self._changed.wait()
+                await asyncio.sleep(DIGEST_COALESCE_S)
+        except WaveppError as error:
+            await convert.abort(context, error)
+
+
+def _still_current(superseded: asyncio.Event) -> None:
+    if superseded.is_set():
+        raise StaleMessage("a newer stream of this kind was opened", field="stream", value="superseded")

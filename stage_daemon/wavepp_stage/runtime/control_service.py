@@ -1,0 +1,162 @@
+"""StageControl: joining a formation, ending it, draining.
+
+Owns the order of a join: fence and install the plan in the core, wait until the executor has let go
+of the earlier formation, load what changed, form the link, begin. One join at a time; every wait has
+the plan's remaining deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import grpc.aio
+from wavepp_proto import convert, limits
+from wavepp_proto.errors import FormationEnded as FormationEndedError
+from wavepp_proto.errors import JoinRefused, WaveppError
+from wavepp_proto.runtime.logs import get_log
+from wavepp_proto.terms import Fence, JoinPlan, JoinReply
+from wavepp_proto.v1 import control_pb2 as pb
+from wavepp_proto.v1 import control_pb2_grpc
+
+from wavepp_stage.core.events import FormationEnd, FormationEnded, JoinAsked
+from wavepp_stage.engine.base import EngineFacts, EnginePlan, LinkPlan, StageEngine
+from wavepp_stage.runtime.core_shell import CoreShell
+from wavepp_stage.runtime.engines import Equipment, engine_plan, link_plan, make_link
+from wavepp_stage.runtime.executor import Executor
+from wavepp_stage.runtime.grpc_link import LinkHub
+from wavepp_stage.runtime.settings import StageSettings
+
+log = get_log("wavepp.stage.control")
+
+
+class ControlService(control_pb2_grpc.StageControlServicer):
+    def __init__(
+        self,
+        settings: StageSettings,
+        equipment: Equipment,
+        core: CoreShell,
+        executor: Executor,
+        hub: LinkHub,
+        advertise_host: str,
+        drain: Callable[[float], asyncio.Future[bool]],
+    ) -> None:
+        self._settings = settings
+        self._equipment = equipment
+        self._core = core
+        self._executor = executor
+        self._hub = hub
+        self._advertise_host = advertise_host
+        self._drain = drain
+        self._joining = asyncio.Lock()
+        self._loaded: EnginePlan | None = None
+        self.facts: EngineFacts | None = None
+        self.plan: JoinPlan | None = None
+        """The formation this daemon serves; None between formations."""
+
+    async def load(self, plan: EnginePlan, progress: Callable[[int, int], None]) -> EngineFacts:
+        """Load the engine unless it already serves `plan` (executor thread)."""
+        if self.facts is None or self._loaded != plan:
+            self._loaded = None
+
+            def job(engine: StageEngine) -> EngineFacts:
+                return engine.load(plan, progress)
+
+            self.facts = await asyncio.wrap_future(self._executor.call(job))
+            self._loaded = plan
+        return self.facts
+
+    async def Join(self, request: pb.JoinRequest, context: grpc.aio.ServicerContext) -> pb.JoinResponse:
+        try:
+            plan = convert.join_plan_from_pb(request)
+            async with asyncio.timeout(plan.deadline_ms / 1000), self._joining:
+                return convert.join_reply_to_pb(await self._join(plan))
+        except TimeoutError:
+            error = JoinRefused("the join took longer than its deadline", field="deadline_ms", value=request.deadline_ms)
+            await convert.abort(context, error)
+        except WaveppError as error:
+            log.warning("join refused", reason=error.reason, error=error.message)
+            await convert.abort(context, error)
+        raise AssertionError("abort raises")
+
+    async def _join(self, plan: JoinPlan) -> JoinReply:
+        self._check(plan)
+        self._core.post(JoinAsked(plan, time.monotonic()))
+        self.plan = None
+        await asyncio.wrap_future(self._executor.end())
+        facts = await self.load(engine_plan(plan, self._settings.model), lambda done, total: None)
+        formation = plan.fence.formation
+        timeouts = (plan.deadline_ms / 1000, limits.WAVE_TIMEOUT_MS / 1000)
+        planned: LinkPlan = link_plan(plan, self._advertise_host, *timeouts)
+        link = make_link(
+            planned,
+            self._equipment.engine,
+            self._executor.listener(formation),
+            self._hub,
+            self._settings.client_security,
+            asyncio.get_running_loop(),
+        )
+        if link is not None:
+            try:
+                await asyncio.to_thread(link.open)
+            except BaseException:
+                link.close()
+                raise
+        self._executor.begin(plan, link)
+        self.plan = plan
+        log.info("formation joined", formation=formation, stage=plan.key.stage, link=plan.link.value)
+        return JoinReply(
+            fence=plan.fence,
+            key=plan.key,
+            pool_blocks=plan.pool_blocks,
+            needs_tokens=facts.needs_tokens,
+            groups=facts.groups,
+            hidden=facts.hidden,
+            bytes_per_block=facts.bytes_per_block,
+            capacity=self._core.read(lambda machine: machine.capacity()),
+            device=facts.device,
+            loaded_layers=facts.loaded_layers,
+        )
+
+    def _check(self, plan: JoinPlan) -> None:
+        """Refuse by name what this daemon is not."""
+        mine = self._equipment.model
+        pairs = (
+            ("pipeline", plan.key.pipeline, self._settings.pipeline),
+            ("stage", plan.key.stage, self._settings.stage),
+            ("model_fingerprint", plan.model_fingerprint, mine.fingerprint),
+        )
+        for field, got, want in pairs:
+            if got != want:
+                raise JoinRefused(f"{field} {got} is not {want}", field=field, value=got, limit=want)
+        if not 0 <= plan.first_layer < plan.last_layer <= mine.layers:
+            band = f"{plan.first_layer}:{plan.last_layer}"
+            raise JoinRefused(f"band {band} is not in the model", field="band", value=band, limit=f"0:{mine.layers}")
+
+    async def EndFormation(
+        self, request: pb.EndFormationRequest, context: grpc.aio.ServicerContext
+    ) -> pb.EndFormationResponse:
+        fence = convert.fence_from_pb(request.fence)
+        try:
+            await self.end_formation(fence, request.cause.message)
+        except WaveppError as error:
+            await convert.abort(context, error)
+        return pb.EndFormationResponse(fence=request.fence)
+
+    async def end_formation(self, fence: Fence, why: str) -> None:
+        """End the formation that `fence` names, if it is still the present one."""
+        actions = self._core.post(FormationEnd(fence, time.monotonic()))
+        if any(isinstance(action, FormationEnded) for action in actions):
+            self.plan = None
+            log.info("formation ended", formation=fence.formation, cause=why)
+            await asyncio.wrap_future(self._executor.end())
+
+    async def DrainStage(
+        self, request: pb.DrainStageRequest, context: grpc.aio.ServicerContext
+    ) -> pb.DrainStageResponse:
+        try:
+            drained = await self._drain(request.deadline_ms / 1000)
+        except FormationEndedError as error:
+            await convert.abort(context, error)
+        return pb.DrainStageResponse(drained=drained)

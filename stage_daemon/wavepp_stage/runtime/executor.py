@@ -1,0 +1,381 @@
+"""The executor: the one thread that owns the engine (the paper's LOOP).
+
+Owns wave execution in ordinal order, materialising ahead while activations travel, and the time
+split of every wave. Does not own the cache (core_shell.py), the link's own thread, or gRPC: reports
+leave through a callback that must not block. Admission never waits for this thread, nor it for
+admission. It waits on ONE condition: activation arrived | something to materialise | job | end.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from wavepp_proto.errors import EngineFault, LinkFault, RowVoided, StaleMessage, WaveppError
+from wavepp_proto.terms import ErrorInfo, JoinPlan, RowFault, StageTimes, WaveCommand, WaveOrdinal
+
+from wavepp_stage.core.events import ExecutorStopped, PrepareWave, WaveDone, WavePrepared, WaveRetired
+from wavepp_stage.core.work import WaveWork
+from wavepp_stage.engine.base import ActivationLink, Payload, StageEngine, WaveHeader, WaveOutcome
+from wavepp_stage.runtime.core_shell import CoreShell
+
+T = TypeVar("T")
+
+MATERIALISE_AHEAD = 4
+"""Waves prepared beyond the one that runs: their blocks are escrowed, so this only moves work."""
+POSTED_RECEIVES = 2
+"""Receive buffers per edge (DESIGN.md section 7)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one wave came to on this stage; the runtime fences and sends it."""
+
+    formation: int
+    ordinal: WaveOrdinal
+    work: WaveWork | None
+    done: WaveDone | None
+    times: StageTimes
+    started_ns: int
+    """Wall clock at which computing began."""
+    ended_ns: int
+    error: ErrorInfo | None = None
+
+
+@dataclass(slots=True)
+class _Formation:
+    """Everything of one formation that ends with it."""
+
+    plan: JoinPlan
+    link: ActivationLink | None
+    queue: deque[WaveCommand] = field(default_factory=deque)
+    """Waves not run yet, in ordinal order."""
+    prepared: dict[int, WavePrepared] = field(default_factory=dict)
+    arrived: dict[int, tuple[WaveHeader, Payload]] = field(default_factory=dict)
+    posted: int = 0
+    """Waves at the head of the queue whose receive is posted or complete."""
+    fault: ErrorInfo | None = None
+    fault_reported: bool = False
+
+    @property
+    def first(self) -> bool:
+        return self.plan.key.stage == 0
+
+    @property
+    def last(self) -> bool:
+        return self.plan.key.stage == self.plan.stages - 1
+
+    def unprepared(self) -> WaveCommand | None:
+        """The next wave worth materialising ahead, if any."""
+        if len(self.prepared) >= MATERIALISE_AHEAD + 1:
+            return None
+        return next((command for command in self.queue if command.ordinal not in self.prepared), None)
+
+    def runnable(self) -> bool:
+        if not self.queue or self.fault is not None:
+            return False
+        head = self.queue[0].ordinal
+        return head in self.prepared and (self.first or head in self.arrived)
+
+
+class _Stopwatch:
+    """Splits the time between waves by cause (seconds)."""
+
+    def __init__(self) -> None:
+        self._mark = time.perf_counter()
+        self.spent = {"idle": 0.0, "admission": 0.0, "preparing": 0.0, "activation": 0.0}
+
+    def charge(self, cause: str) -> None:
+        now = time.perf_counter()
+        self.spent[cause] += now - self._mark
+        self._mark = now
+
+    def take(self, compute_s: float) -> StageTimes:
+        spent, self.spent = self.spent, dict.fromkeys(self.spent, 0.0)
+        self._mark = time.perf_counter()
+        return StageTimes(
+            compute_us=round(compute_s * 1e6),
+            activation_wait_us=round(spent["activation"] * 1e6),
+            admission_wait_us=round(spent["admission"] * 1e6),
+            preparing_us=round(spent["preparing"] * 1e6),
+            idle_us=round(spent["idle"] * 1e6),
+        )
+
+
+class Executor:
+    """One thread, one engine. All public methods may be called from any thread and do not block."""
+
+    def __init__(self, core: CoreShell, engine: StageEngine, report: Callable[[Report], None], name: str) -> None:
+        self._core = core
+        self._engine = engine
+        self._report = report
+        self._condition = threading.Condition()
+        self._jobs: deque[tuple[Callable[[StageEngine], Any], Future[Any]]] = deque()
+        self._formation: _Formation | None = None
+        self._ending: list[tuple[_Formation, Future[None]]] = []
+        self._closing = False
+        self.executing: WaveOrdinal | None = None
+        self._watch = _Stopwatch()
+        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
+        self._thread.start()
+
+    # --- called by the asyncio side ---------------------------------------------------------------
+
+    def call(self, job: Callable[[StageEngine], T]) -> Future[T]:
+        """Run `job(engine)` on the executor thread, between waves."""
+        future: Future[T] = Future()
+        with self._condition:
+            if self._closing:
+                raise EngineFault("the executor is closing", field="executor")
+            self._jobs.append((job, future))
+            self._condition.notify()
+        return future
+
+    def begin(self, plan: JoinPlan, link: ActivationLink | None) -> None:
+        """Serve a formation; the earlier one must have ended."""
+        with self._condition:
+            assert self._formation is None, "the earlier formation has not ended"
+            self._formation = _Formation(plan, link)
+            self._condition.notify()
+
+    def end(self) -> Future[None]:
+        """Drop queued waves and abandon the link; done when no wave can touch a block any more."""
+        done: Future[None] = Future()
+        with self._condition:
+            formation, self._formation = self._formation, None
+            if formation is None:
+                done.set_result(None)
+                return done
+            self._ending.append((formation, done))
+            self._condition.notify()
+        if formation.link is not None:
+            formation.link.close()
+        return done
+
+    def enqueue(self, formation: int, command: WaveCommand) -> None:
+        with self._condition:
+            current = self._formation
+            if current is None or current.plan.fence.formation != formation:
+                raise StaleMessage("the formation has ended", field="formation", value=formation)
+            current.queue.append(command)
+            self._post_receives(current)
+            self._condition.notify()
+
+    @property
+    def queued(self) -> int:
+        formation = self._formation
+        return len(formation.queue) if formation else 0
+
+    def close(self) -> Future[None]:
+        """End the formation, close the engine, stop the thread."""
+        ended = self.end()
+        with self._condition:
+            self._closing = True
+            self._condition.notify()
+        return ended
+
+    def join(self, timeout_s: float) -> bool:
+        """True if the thread ended in time; one blocked in an engine is abandoned (daemon thread)."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # --- called by the link's thread (LinkListener, bound to one formation) -----------------------
+
+    def listener(self, formation: int) -> _Listener:
+        return _Listener(self, formation)
+
+    def arrive(self, formation: int, header: WaveHeader, payload: Payload) -> None:
+        with self._condition:
+            current = self._formation
+            if current is not None and current.plan.fence.formation == formation:
+                current.arrived[header.ordinal] = (header, payload)
+                self._condition.notify()
+
+    def lose_link(self, formation: int, reason: str) -> None:
+        with self._condition:
+            current = self._formation
+            if current is not None and current.plan.fence.formation == formation and current.fault is None:
+                current.fault = LinkFault(reason, stage=current.plan.key.stage, formation=formation).info()
+                self._condition.notify()
+
+    # --- the thread -------------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        while True:
+            step = self._next_step()
+            if step is None:
+                break
+            step()
+        self._engine.close()
+
+    def _next_step(self) -> Callable[[], None] | None:
+        """Wait for something to do; charges the wait to its cause."""
+        with self._condition:
+            while True:
+                if self._ending:
+                    formation, done = self._ending.pop(0)
+                    return lambda: self._finish_formation(formation, done)
+                if self._jobs:
+                    job, future = self._jobs.popleft()
+                    return lambda: self._run_job(job, future)
+                if self._closing:
+                    return None
+                current = self._formation
+                if current is not None:
+                    if current.fault is not None and not current.fault_reported:
+                        current.fault_reported = True
+                        return lambda: self._report_fault(current)
+                    if current.runnable():
+                        self._watch.charge("activation")
+                        return lambda: self._run_wave(current)
+                    command = current.unprepared() if current.fault is None else None
+                    if command is not None:
+                        return lambda: self._prepare(current, command)
+                cause = self._waiting_for(current)
+                self._condition.wait()
+                self._watch.charge(cause)
+
+    def _waiting_for(self, current: _Formation | None) -> str:
+        if current is None or not current.queue:
+            return "admission" if self._core.read(lambda machine: machine.unadmitted_requests) else "idle"
+        return "activation"
+
+    def _run_job(self, job: Callable[[StageEngine], Any], future: Future[Any]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(job(self._engine))
+        except WaveppError as error:
+            future.set_exception(error)
+        except Exception as error:  # an engine may raise anything; the caller gets it typed
+            future.set_exception(EngineFault(f"{type(error).__name__}: {error}", engine=self._engine.name))
+        self._watch.charge("idle")
+
+    def _prepare(self, current: _Formation, command: WaveCommand) -> None:
+        started = time.perf_counter()
+        prepared = self._only(PrepareWave(command.ordinal, time.monotonic()), WavePrepared, current)
+        if prepared is not None:
+            current.prepared[command.ordinal] = prepared
+        self._watch.spent["preparing"] += time.perf_counter() - started
+        self._watch._mark = time.perf_counter()
+
+    def _run_wave(self, current: _Formation) -> None:
+        command = current.queue[0]
+        self.executing = command.ordinal
+        prepared = current.prepared.pop(command.ordinal)
+        started_ns, started = time.time_ns(), time.perf_counter()
+        try:
+            outcome, void, faults = self._compute(current, prepared)
+        except Exception as error:  # any engine or link fault ends the formation, never the daemon
+            info = error.info() if isinstance(error, WaveppError) else _engine_fault(error, self._engine.name)
+            with self._condition:
+                current.fault, current.fault_reported = info, True
+            self._report_fault(current, prepared.work, started_ns)
+            return
+        finally:
+            self.executing = None
+        compute_s = time.perf_counter() - started
+        event = WaveRetired(command.ordinal, void, faults, outcome.results, time.monotonic())
+        done = self._only(event, WaveDone, current)
+        with self._condition:
+            current.queue.popleft()
+            current.posted = max(0, current.posted - 1)
+            self._post_receives(current)
+        times = self._watch.take(compute_s)
+        self._report(
+            Report(current.plan.fence.formation, command.ordinal, prepared.work, done, times, started_ns, time.time_ns())
+        )
+
+    def _compute(
+        self, current: _Formation, prepared: WavePrepared
+    ) -> tuple[WaveOutcome, int, tuple[RowFault, ...]]:
+        """Run one wave: (outcome, void bitmap, rows voided here)."""
+        work, payload, void = prepared.work, None, 0
+        for fault in prepared.faults:
+            void |= 1 << fault.row
+        for index, row in enumerate(work.rows):
+            void |= row.void << index
+        if not current.first:
+            header, payload = current.arrived.pop(work.ordinal)
+            _check_header(header, work)
+            void |= header.void_bitmap
+        if void:
+            rows = tuple(replace(row, void=bool(void >> index & 1)) for index, row in enumerate(work.rows))
+            work = replace(work, rows=rows)
+        outcome = self._engine.run(work, payload)
+        faults = prepared.faults + tuple(
+            RowFault(index, RowVoided(cause, stage=current.plan.key.stage, row=index).info())
+            for index, cause in sorted(outcome.faults.items())
+        )
+        for index in outcome.faults:
+            void |= 1 << index
+        if not current.last:
+            assert current.link is not None
+            current.link.send(_header(work, void), outcome.payload)
+        return outcome, void, faults
+
+    def _only(self, event: PrepareWave | WaveRetired, kind: type[T], current: _Formation) -> T | None:
+        """Post an executor event; a core that refuses it (the formation ended) is not an error here."""
+        try:
+            actions = self._core.post(event)
+        except WaveppError as error:
+            with self._condition:
+                current.fault = current.fault or error.info()
+            return None
+        return next((action for action in actions if isinstance(action, kind)), None)
+
+    def _post_receives(self, current: _Formation) -> None:
+        """Post receives for the waves at the head of the queue; the condition is held."""
+        if current.first or current.link is None:
+            return
+        while current.posted < min(POSTED_RECEIVES, len(current.queue)):
+            command = current.queue[current.posted]
+            current.posted += 1
+            current.link.expect(command.ordinal, command.tokens)
+
+    def _report_fault(self, current: _Formation, work: WaveWork | None = None, started_ns: int = 0) -> None:
+        ordinal = current.queue[0].ordinal if current.queue else WaveOrdinal(0)
+        now = time.time_ns()
+        times = self._watch.take(0.0)
+        formation = current.plan.fence.formation
+        self._report(Report(formation, ordinal, work, None, times, started_ns or now, now, current.fault))
+
+    def _finish_formation(self, formation: _Formation, done: Future[None]) -> None:
+        """No wave of `formation` runs any more: quarantined blocks may be used again."""
+        self._core.post(ExecutorStopped(formation.plan.fence.formation, time.monotonic()))
+        done.set_result(None)
+
+
+class _Listener:
+    """Binds a link to the formation it was made for, so that a late callback changes nothing."""
+
+    def __init__(self, executor: Executor, formation: int) -> None:
+        self._executor = executor
+        self._formation = formation
+
+    def on_activation(self, header: WaveHeader, payload: Payload) -> None:
+        self._executor.arrive(self._formation, header, payload)
+
+    def on_link_lost(self, reason: str) -> None:
+        self._executor.lose_link(self._formation, reason)
+
+
+def _header(work: WaveWork, void: int) -> WaveHeader:
+    # hidden and payload_bytes are the link's to fill in: it knows how the payload travels
+    return WaveHeader(work.formation, work.ordinal, work.chunks, work.tokens, 0, 0, void)
+
+
+def _check_header(header: WaveHeader, work: WaveWork) -> None:
+    got = (header.formation, header.ordinal, header.chunks, header.tokens)
+    want = (work.formation, work.ordinal, work.chunks, work.tokens)
+    if got != want:
+        raise LinkFault("a payload belongs to another wave", field="header", value=str(got), limit=str(want))
+
+
+def _engine_fault(error: Exception, engine: str) -> ErrorInfo:
+    return EngineFault(f"{type(error).__name__}: {error}", engine=engine).info()

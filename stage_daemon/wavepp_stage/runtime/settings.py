@@ -1,0 +1,100 @@
+"""What an operator says about one stage daemon, validated.
+
+Owns defaults and checks; the command (`__main__`) and tests build it, `daemon.py` reads it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from wavepp_proto import limits
+from wavepp_proto.errors import InvalidRequest
+from wavepp_proto.runtime.channels import ClientSecurity, ServerSecurity
+from wavepp_proto.terms import DaemonKey, LinkKind, PipelineId, Rank, StageIndex
+
+ENGINES = ("torch", "emulated")
+
+
+@dataclass(frozen=True, slots=True)
+class StageSettings:
+    stage: int
+    stages: int
+    model: str
+    """Folder of a Hugging Face causal model, or an `emulated:` preset."""
+    engine: str = "torch"
+    cluster: str = "default"
+    pipeline: str = "default"
+    layers: tuple[int, int] | None = None
+    """Band [first, last); None splits the model evenly over the stages."""
+    block_tokens: int = 64
+    pool_blocks: int = 1024
+    wave_tokens: int = 16_384
+    lanes: int = limits.MAX_LANES
+    listen: str = "127.0.0.1:0"
+    advertise: str | None = None
+    device: str = "cpu"
+    dtype: str = "float32"
+    threads: int | None = None
+    """Intra-op threads of the torch engine; None leaves a core's share to the event loop."""
+    server_security: ServerSecurity = field(default_factory=ServerSecurity)
+    client_security: ClientSecurity = field(default_factory=ClientSecurity)
+    reflection: bool = False
+    metrics: str | None = None
+    """host:port of the Prometheus endpoint; None serves none."""
+
+    def __post_init__(self) -> None:
+        _between("stages", self.stages, 1, limits.MAX_STAGES)
+        _between("stage", self.stage, 0, self.stages - 1)
+        _between("block_tokens", self.block_tokens, 1, limits.MAX_BLOCK_TOKENS)
+        _between("pool_blocks", self.pool_blocks, 1, 1 << 30)
+        _between("wave_tokens", self.wave_tokens, self.block_tokens, 1 << 24)
+        _between("lanes", self.lanes, 1, limits.MAX_LANES)
+        if self.engine not in ENGINES:
+            raise InvalidRequest(f"unknown engine {self.engine!r}", field="engine", value=self.engine, limit=str(ENGINES))
+        for name in ("cluster", "pipeline"):
+            text = getattr(self, name)
+            if not text or len(text) > limits.MAX_NAME_CHARS or "/" in text:
+                raise InvalidRequest(f"bad {name} {text!r}", field=name, value=text, limit=limits.MAX_NAME_CHARS)
+
+    @property
+    def key(self) -> DaemonKey:
+        return DaemonKey(PipelineId(self.pipeline), StageIndex(self.stage), Rank(0))
+
+    def band(self, layers: int) -> tuple[int, int]:
+        """[first, last) of this stage: as given, or an even split (earlier stages get the remainder)."""
+        if self.layers is not None:
+            first, last = self.layers
+            if not 0 <= first < last <= layers:
+                raise InvalidRequest(
+                    f"layers {first}:{last} are not inside 0:{layers}",
+                    field="layers", value=f"{first}:{last}", limit=f"0:{layers}",
+                )  # fmt: skip
+            return first, last
+        if layers < self.stages:
+            raise InvalidRequest(
+                f"{layers} layers cannot fill {self.stages} stages", field="stages", value=self.stages, limit=layers
+            )
+        share, rest = divmod(layers, self.stages)
+        first = self.stage * share + min(self.stage, rest)
+        return first, first + share + (self.stage < rest)
+
+
+def parse_layers(text: str) -> tuple[int, int]:
+    """`first:last` as a band."""
+    first, colon, last = text.partition(":")
+    if not (colon and first.isdecimal() and last.isdecimal()):
+        raise InvalidRequest(f"layers must be first:last, got {text!r}", field="layers", value=text)
+    return int(first), int(last)
+
+
+def parse_link(text: str) -> LinkKind:
+    try:
+        return LinkKind(text)
+    except ValueError:
+        kinds = [kind.value for kind in LinkKind]
+        raise InvalidRequest(f"unknown link {text!r}", field="link", value=text, limit=str(kinds)) from None
+
+
+def _between(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise InvalidRequest(f"{name} {value} is not in {low}..{high}", field=name, value=value, limit=f"{low}..{high}")
