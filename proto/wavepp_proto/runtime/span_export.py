@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from wavepp_proto.runtime.tracing import SpanRecord, TraceSettings
 
-BATCH_SPANS: Final = 512
+BATCH_SPANS: Final = 256
+"""A wave links up to 128 requests (6 KiB): a batch of them stays below the 4 MiB of a gRPC message."""
 FIRST_HOLD_OFF_S: Final = 1.0
 LONGEST_HOLD_OFF_S: Final = 30.0
 START_LIMIT_S: Final = 15.0
