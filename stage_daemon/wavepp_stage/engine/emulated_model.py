@@ -1,0 +1,186 @@
+"""The model that the emulated engine pretends to run: its preset string and its numbers.
+
+Owns the arithmetic of positions and the unsplit oracle that tests compare a whole pipeline with.
+Pure numpy; no cache and no clock. Called by `emulated.py`, the daemon's start-up and tests.
+
+    state[p] = sum over q <= p of mix(token[q], q)   mod 2^64
+
+so a token's state depends on its whole prefix and on every position in it: a chunk computed on the
+wrong cache, in the wrong order or twice ends in another first token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wavepp_proto import limits
+from wavepp_proto.errors import EngineFault
+from wavepp_proto.terms import ModelFacts, Sampling, TokenLogprob
+
+Words = npt.NDArray[np.uint64]
+
+NAME = "emulated"
+MASK = (1 << 64) - 1
+MAX_LAYERS = 4096
+LOGIT_SPAN = 8.0
+"""Random logits lie in [0, LOGIT_SPAN); the greedy token stands LOGIT_LEAD above them."""
+LOGIT_LEAD = 1.0
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_FIRST = 0xBF58476D1CE4E5B9
+_SECOND = 0x94D049BB133111EB
+_TOKEN = 0xD1342543DE82EF95
+_U64 = np.uint64
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """What `emulated:key=value,...` says; every key is optional."""
+
+    layers: int = 32
+    vocabulary: int = 32_000
+    window: int = 1_048_576
+    token_us: float = 0.0
+    """Modelled time of one computed token on one stage (microseconds)."""
+    wave_us: float = 0.0
+    """Modelled time of one wave on one stage, besides its tokens (microseconds)."""
+
+    def fingerprint(self) -> str:
+        """Equal on stages of unequal speed: times are no part of the model."""
+        text = f"wavepp-emulated-1 layers={self.layers} vocabulary={self.vocabulary} window={self.window}"
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+_BOUNDS = {
+    "layers": (1, MAX_LAYERS),
+    "vocabulary": (2, limits.MAX_VOCABULARY),
+    "window": (1, limits.MAX_PROMPT_TOKENS),
+}
+_TIMES = frozenset({"token_us", "wave_us"})
+
+
+def parse_preset(text: str) -> Preset:
+    """`emulated` or `emulated:key=value,...`. Raises EngineFault naming the key, its value and the limit."""
+    name, colon, settings = text.partition(":")
+    if name != NAME or (colon and not settings):
+        raise EngineFault(f"not an emulated model: {text!r}", field="model", value=text)
+    values: dict[str, str] = {}
+    for setting in settings.split(",") if settings else ():
+        key, equals, value = setting.partition("=")
+        if key not in _BOUNDS and key not in _TIMES:
+            known = ", ".join(sorted([*_BOUNDS, *_TIMES]))
+            raise EngineFault(f"unknown setting {key!r} of an emulated model; known: {known}", field=key, value=value)
+        if not equals or key in values:
+            raise EngineFault(f"{key} needs exactly one value", field=key, value=value)
+        values[key] = value
+    numbers: dict[str, Any] = {key: _number(key, value) for key, value in values.items()}
+    return Preset(**numbers)
+
+
+def _number(key: str, value: str) -> int | float:
+    return _time(key, value) if key in _TIMES else _count(key, value)
+
+
+def _count(key: str, value: str) -> int:
+    low, high = _BOUNDS[key]
+    if not (value.isascii() and value.isdecimal() and low <= int(value) <= high):
+        message = f"{key} must be a whole number from {low} to {high}, not {value!r}"
+        raise EngineFault(message, field=key, value=value, limit=high)
+    return int(value)
+
+
+def _time(key: str, value: str) -> float:
+    try:
+        micros = float(value)
+    except ValueError:
+        micros = math.nan
+    if not 0.0 <= micros < math.inf:
+        raise EngineFault(f"{key} must be microseconds, 0 or more, not {value!r}", field=key, value=value, limit=0)
+    return micros
+
+
+def emulated_model_facts(preset: str) -> ModelFacts:
+    """What a controller must know of a preset. Raises as `parse_preset` does."""
+    model = parse_preset(preset)
+    return ModelFacts(
+        name=preset,
+        fingerprint=model.fingerprint(),
+        layers=model.layers,
+        vocabulary=model.vocabulary,
+        window=model.window,
+    )
+
+
+def splitmix(words: Words) -> Words:
+    """The splitmix64 finaliser, elementwise."""
+    words = words + _U64(_GOLDEN)
+    words = (words ^ (words >> _U64(30))) * _U64(_FIRST)
+    words = (words ^ (words >> _U64(27))) * _U64(_SECOND)
+    return words ^ (words >> _U64(31))
+
+
+def splitmix_one(word: int) -> int:
+    return int(splitmix(np.array([word & MASK], dtype=np.uint64))[0])
+
+
+def mix(tokens: npt.NDArray[np.int32], start: int) -> Words:
+    """What each token adds to the state at its position; shape [n]. `start` is the first one's position."""
+    positions = np.arange(start, start + len(tokens), dtype=np.uint64)
+    return splitmix(tokens.astype(np.uint64) * _U64(_TOKEN) + positions * _U64(_GOLDEN))
+
+
+def continue_state(before: int, mixed: Words) -> Words:
+    """States of consecutive positions after a position whose state is `before`; shape [n]."""
+    return np.add.accumulate(mixed) + _U64(before)
+
+
+def logits(state: int, vocabulary: int) -> npt.NDArray[np.float32]:
+    """The last position's row, float32 [vocabulary]; its argmax is the greedy first token."""
+    words = splitmix(np.arange(vocabulary, dtype=np.uint64) * _U64(_TOKEN) + _U64(state))
+    row = ((words >> _U64(40)).astype(np.float32) * np.float32(LOGIT_SPAN / (1 << 24))).astype(np.float32)
+    row[_greedy(state, vocabulary)] = np.float32(LOGIT_SPAN + LOGIT_LEAD)
+    return row
+
+
+def choose(state: int, vocabulary: int, sampling: Sampling) -> int:
+    """The first token: greedy, or drawn from softmax(logits / temperature) by the request's seed."""
+    if sampling.temperature == 0.0:
+        return _greedy(state, vocabulary)
+    scaled = logits(state, vocabulary).astype(np.float64) / sampling.temperature
+    weights = np.cumsum(np.exp(scaled - scaled.max()))
+    draw = splitmix_one(state ^ splitmix_one(sampling.seed)) / 2**64
+    return min(int(np.searchsorted(weights, draw * weights[-1], side="right")), vocabulary - 1)
+
+
+def top_logprobs(row: npt.NDArray[np.float32], count: int) -> tuple[TokenLogprob, ...]:
+    """The `count` most likely tokens of a logits row, most likely first, ties by token id."""
+    wide = row.astype(np.float64)
+    total = float(np.log(np.sum(np.exp(wide - wide.max()))) + wide.max())
+    order = np.lexsort((np.arange(len(row)), -wide))[:count]
+    return tuple(TokenLogprob(int(token), float(wide[token] - total)) for token in order)
+
+
+def final_state(tokens: Sequence[int] | npt.NDArray[np.int32]) -> int:
+    """State of a prompt's last token, computed in one piece."""
+    ids = np.asarray(tokens, dtype=np.int32)
+    if not len(ids):
+        raise ValueError("a prompt has at least one token")
+    return int(continue_state(0, mix(ids, 0))[-1])
+
+
+def expected_first_token(
+    tokens: Sequence[int] | npt.NDArray[np.int32], vocabulary: int, sampling: Sampling = Sampling()
+) -> int:
+    """The unsplit oracle: what a pipeline of any shape must answer for this prompt."""
+    return choose(final_state(tokens), vocabulary, sampling)
+
+
+def _greedy(state: int, vocabulary: int) -> int:
+    return splitmix_one(state) % vocabulary
