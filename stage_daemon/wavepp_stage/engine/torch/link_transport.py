@@ -1,0 +1,143 @@
+"""Process groups of torch.distributed, one per formation, without the global default group.
+
+Owns how the stages of a formation meet (a store on stage 0, a key prefix per formation) and the two
+ways to move one tensor between neighbours with a deadline. Does not own order, headers or threads:
+`gloo_link.py` does, and is the only caller. Several daemons may live in one process.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # where torch keeps their types
+
+from wavepp_proto.errors import LinkFault
+from wavepp_proto.terms import LinkKind
+from wavepp_stage.engine.base import LinkPlan
+
+STORE_TIMEOUT = timedelta(seconds=10)
+
+
+class Transport(Protocol):
+    """Blocking point-to-point moves of whole tensors; RuntimeError when a peer is gone or late."""
+
+    device: torch.device
+    """Where a tensor must be to be moved."""
+
+    def send(self, tensor: Tensor, peer: int, tag: int) -> None: ...
+
+    def recv(self, tensor: Tensor, peer: int, tag: int) -> None:
+        """Fill `tensor`. Its size must be the sender's: see WaveHeader for how the receiver knows it."""
+
+    def close(self) -> None:
+        """Leave the group without waiting for anybody."""
+
+
+def open_store(host: str) -> tuple[TCPStore, str]:
+    """A store that this daemon serves on a free port of `host` alone, and its "host:port".
+
+    TCPStore itself would listen on every interface: it is handed a socket that is bound already."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, 0), family=family, backlog=128)
+    port = listener.getsockname()[1]
+    store = TCPStore(
+        host, port, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT, master_listen_fd=listener.detach()
+    )
+    return store, f"[{host}]:{port}" if family == socket.AF_INET6 else f"{host}:{port}"
+
+
+def connect(plan: LinkPlan, device: torch.device) -> Transport:
+    """Meet the other stages of the formation. Blocks up to `connect_timeout_s`; raises LinkFault."""
+    deadline = time.monotonic() + plan.connect_timeout_s
+    host, _, port = plan.store.rpartition(":")
+    try:
+        store = TCPStore(
+            host.strip("[]"),
+            int(port),
+            is_master=False,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=plan.connect_timeout_s),
+        )
+        left = timedelta(seconds=max(0.1, deadline - time.monotonic()))
+        store.set_timeout(left)
+        prefixed = PrefixStore(f"{plan.epoch}.{plan.formation}", store)
+        if plan.kind is LinkKind.NCCL:
+            return NcclTransport(prefixed, plan, device)
+        return GlooTransport(prefixed, plan, left)
+    except (RuntimeError, ValueError) as error:
+        raise LinkFault(
+            f"stage {plan.stage} could not join formation {plan.formation}: {first_line(error)}",
+            field="link",
+            stage=plan.stage,
+            store=plan.store,
+            advertise_host=plan.advertise_host,
+        ) from error
+
+
+def first_line(error: BaseException) -> str:
+    """Its message without the C++ stack that torch appends."""
+    lines = str(error).splitlines()
+    return lines[0][:200] if lines else type(error).__name__
+
+
+class GlooTransport:
+    """gloo on the host's memory, bound to the address that others reach us by."""
+
+    def __init__(self, store: Store, plan: LinkPlan, connect_timeout: timedelta) -> None:
+        self.device = torch.device("cpu")
+        self._timeout = timedelta(seconds=plan.wave_timeout_s)
+        group: Any = dist.ProcessGroupGloo
+        options = group._Options()
+        options._devices = [group.create_device(hostname=plan.advertise_host, lazy_init=False)]
+        # The group's own time-out bounds connecting; every move names its own.
+        options._timeout = connect_timeout
+        options._threads = 1
+        self._group: Any = group(store, plan.stage, plan.stages, options)
+
+    def send(self, tensor: Tensor, peer: int, tag: int) -> None:
+        self._group.send([tensor], peer, tag).wait(self._timeout)
+
+    def recv(self, tensor: Tensor, peer: int, tag: int) -> None:
+        self._group.recv([tensor], peer, tag).wait(self._timeout)
+
+    def close(self) -> None:
+        # gloo has no abort: whoever is blocked in a move keeps the group alive until its time-out.
+        self._group = None
+
+
+class NcclTransport:
+    """NCCL on CUDA memory. Written to NCCL's documented rules and not run yet: no test here has a GPU."""
+
+    def __init__(self, store: Store, plan: LinkPlan, device: torch.device) -> None:
+        group: Any = getattr(dist, "ProcessGroupNCCL", None)
+        if group is None or device.type != "cuda":
+            raise LinkFault("link nccl needs a CUDA build of torch and a CUDA device", field="link", value="nccl")
+        self.device = device
+        self._timeout = timedelta(seconds=plan.wave_timeout_s)
+        options = group.Options()
+        options._timeout = self._timeout
+        self._group: Any = group(store, plan.stage, plan.stages, options)
+
+    def send(self, tensor: Tensor, peer: int, tag: int) -> None:
+        self._wait(self._group.send, tensor, peer, tag)
+
+    def recv(self, tensor: Tensor, peer: int, tag: int) -> None:
+        self._wait(self._group.recv, tensor, peer, tag)
+
+    def _wait(self, move: Any, tensor: Tensor, peer: int, tag: int) -> None:
+        # A stream of its own: a wait must not hold up the compute stream. An explicit time-out makes
+        # `wait` block this host thread, instead of only ordering the stream.
+        cuda: Any = torch.cuda
+        with cuda.device(self.device), cuda.stream(cuda.Stream(self.device)):
+            move([tensor], peer, tag).wait(self._timeout)
+
+    def close(self) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            group.abort()
