@@ -9,6 +9,7 @@ import asyncio
 from typing import Annotated
 
 import typer
+
 from wavepp_proto.runtime import options as opt
 
 
@@ -22,9 +23,7 @@ def command(
     wave_tokens: Annotated[
         int, typer.Option("--wave-tokens", envvar="WAVEPP_WAVE_TOKENS", help="Most tokens in one wave.")
     ] = 16_384,
-    policy: Annotated[
-        str, typer.Option("--policy", envvar="WAVEPP_POLICY", help="Wave planner: fixed.")
-    ] = "fixed",
+    policy: Annotated[str, typer.Option("--policy", envvar="WAVEPP_POLICY", help="Wave planner: fixed.")] = "fixed",
     link: Annotated[
         str | None,
         typer.Option("--link", envvar="WAVEPP_LINK", help="gloo, nccl or grpc; by default what the engines can do."),
@@ -53,20 +52,19 @@ def command(
     log_json: opt.LogJson = True,
 ) -> None:
     """Run a controller: it campaigns in etcd, forms pipelines and serves clients."""
+    from wavepp_controller.core.config import ControllerConfig
+    from wavepp_controller.runtime.controller import Controller
+    from wavepp_controller.runtime.settings import ControllerSettings
     from wavepp_proto.runtime.logs import configure
     from wavepp_proto.runtime.process import run_process
     from wavepp_proto.terms import LinkKind
 
-    from wavepp_controller.core.config import Config
-    from wavepp_controller.runtime.controller import Controller
-    from wavepp_controller.runtime.settings import ControllerSettings
-
     configure(log_level, log_json, role="controller")
 
     async def main(stop: asyncio.Event) -> None:
-        config = Config(
+        config = ControllerConfig(
             wave_tokens=wave_tokens, policy=policy, link=LinkKind(link) if link else None, silence_ms=silence_ms,
-            queue_requests=queue_requests,
+            max_queued_requests=queue_requests,
         )  # fmt: skip
         settings = ControllerSettings(
             config=config, cluster=cluster, listen=listen, advertise=advertise,

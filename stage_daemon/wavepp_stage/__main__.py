@@ -9,6 +9,7 @@ import asyncio
 from typing import Annotated
 
 import typer
+
 from wavepp_proto.runtime import options as opt
 
 
@@ -18,9 +19,7 @@ def command(
     model: Annotated[
         str, typer.Option("--model", envvar="WAVEPP_MODEL", help="Hugging Face folder, or an emulated: preset.")
     ],
-    engine: Annotated[
-        str, typer.Option("--engine", envvar="WAVEPP_ENGINE", help="torch or emulated.")
-    ] = "torch",
+    engine: Annotated[str, typer.Option("--engine", envvar="WAVEPP_ENGINE", help="torch or emulated.")] = "torch",
     etcd: opt.Etcd = "127.0.0.1:2379",
     cluster: opt.Cluster = "default",
     pipeline: Annotated[
@@ -71,7 +70,6 @@ def command(
     """Run one stage daemon: it registers in etcd and serves whichever controller leads."""
     from wavepp_proto.runtime.logs import configure
     from wavepp_proto.runtime.process import run_process
-
     from wavepp_stage.runtime.daemon import StageDaemon
     from wavepp_stage.runtime.settings import StageSettings, parse_layers
 

@@ -13,13 +13,6 @@ from collections.abc import Coroutine
 from typing import Any
 
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from wavepp_proto.runtime.channels import advertise_address, bind_server, new_server
-from wavepp_proto.runtime.election import Leadership
-from wavepp_proto.runtime.logs import get_log
-from wavepp_proto.runtime.membership import MemberUp, MemberWatch
-from wavepp_proto.runtime.store import MembershipStore
-from wavepp_proto.runtime.tracing import Tracer, TraceSettings
-from wavepp_proto.v1 import admin_pb2_grpc, prefill_pb2_grpc
 
 from wavepp_controller.core import events as ev
 from wavepp_controller.core.machine import ControllerMachine
@@ -28,6 +21,13 @@ from wavepp_controller.runtime.prefill_service import PrefillService
 from wavepp_controller.runtime.request_spans import RequestSpans
 from wavepp_controller.runtime.settings import ControllerSettings
 from wavepp_controller.runtime.shell import ControllerShell
+from wavepp_proto.runtime.channels import advertise_address, bind_server, new_server
+from wavepp_proto.runtime.election import Leadership
+from wavepp_proto.runtime.logs import get_log
+from wavepp_proto.runtime.membership import MemberUp, MemberWatch
+from wavepp_proto.runtime.store import MembershipStore
+from wavepp_proto.runtime.tracing import Tracer, TraceSettings
+from wavepp_proto.v1 import admin_pb2_grpc, prefill_pb2_grpc
 
 log = get_log(__name__)
 
@@ -88,10 +88,12 @@ class Controller:
     async def drain(self, within_s: float) -> int:
         """Refuse new requests; how many were still live after `within_s` seconds."""
         self.shell.post(ev.DrainAsked(time.monotonic()))
-        deadline = time.monotonic() + within_s
-        while (live := self.machine.live_requests) and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
-        return live
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while self.machine.live_requests:
+                    self.shell.changed.clear()
+                    await self.shell.changed.wait()
+        return self.machine.live_requests
 
     async def close(self) -> None:
         """Give up leadership, end formations, stop serving. Idempotent; every wait is bounded."""
@@ -152,5 +154,3 @@ class Controller:
                     self.shell.failure.set_result(error)
 
         self._tasks.append(asyncio.create_task(guarded(), name=name))
-
-

@@ -13,6 +13,16 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import grpc.aio
+
+from wavepp_controller.core.events import (
+    AnnounceAcked,
+    BeatArrived,
+    DigestArrived,
+    Event,
+    ReportArrived,
+    StreamLost,
+    VotesArrived,
+)
 from wavepp_proto import convert, limits
 from wavepp_proto.errors import ControllerUnavailable, JoinRefused, StageLost, WaveppError
 from wavepp_proto.runtime.channels import ClientSecurity, open_channel
@@ -25,16 +35,6 @@ from wavepp_proto.v1 import (
     digest_pb2_grpc,
     execution_pb2,
     execution_pb2_grpc,
-)
-
-from wavepp_controller.core.events import (
-    AnnounceAcked,
-    BeatArrived,
-    DigestArrived,
-    Event,
-    ReportArrived,
-    StreamLost,
-    VotesArrived,
 )
 
 log = get_log(__name__)

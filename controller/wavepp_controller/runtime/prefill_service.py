@@ -12,16 +12,22 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-import grpc.aio
-from wavepp_proto import convert
-from wavepp_proto.errors import DeadlineExpired, DuplicateRequest, InternalError, UnknownPipeline, WaveppError
-from wavepp_proto.terms import Admitted, Failed, Finished, PrefillEvent, PrefillRequest, RequestId
-from wavepp_proto.v1 import prefill_pb2 as pb
-from wavepp_proto.v1 import prefill_pb2_grpc
-
 from wavepp_controller.core.events import Cancel, Submit
 from wavepp_controller.runtime.request_spans import RequestSpans
 from wavepp_controller.runtime.shell import ControllerShell
+from wavepp_proto import convert
+from wavepp_proto.errors import (
+    DeadlineExpired,
+    DuplicateRequest,
+    InternalError,
+    UnknownPipeline,
+    WaveppError,
+    from_info,
+)
+from wavepp_proto.runtime.context import Context
+from wavepp_proto.terms import Admitted, Failed, Finished, PrefillEvent, PrefillRequest, RequestId
+from wavepp_proto.v1 import prefill_pb2 as pb
+from wavepp_proto.v1 import prefill_pb2_grpc
 
 FRAME_DEADLINE_S = 30.0
 """Longest pause between two frames of one prompt."""
@@ -33,18 +39,18 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
         self._spans = spans
 
     async def Submit(
-        self, request_iterator: AsyncIterator[pb.SubmitRequest], context: grpc.aio.ServicerContext
+        self, request_iterator: AsyncIterator[pb.SubmitRequest], context: Context
     ) -> AsyncIterator[pb.SubmitResponse]:
         try:
             request = await self._assemble(request_iterator)
             async for event in self._events(request):
                 if isinstance(event, Failed):
-                    raise convert.from_info(event.error)
+                    raise from_info(event.error)
                 yield pb.SubmitResponse(event=convert.prefill_event_to_pb(event))
         except WaveppError as error:
             await convert.abort(context, error)
 
-    async def Run(self, request: pb.RunRequest, context: grpc.aio.ServicerContext) -> pb.RunResponse:
+    async def Run(self, request: pb.RunRequest, context: Context) -> pb.RunResponse:
         admitted: Admitted | None = None
         try:
             async for event in self._events(convert.run_request_from_pb(request)):
@@ -53,19 +59,19 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
                 elif isinstance(event, Finished):
                     return convert.run_response_to_pb(admitted, event)
                 elif isinstance(event, Failed):
-                    raise convert.from_info(event.error)
+                    raise from_info(event.error)
             raise InternalError("a request ended without an outcome")
         except WaveppError as error:
             await convert.abort(context, error)
         raise AssertionError("abort raises")
 
-    async def Cancel(self, request: pb.CancelRequest, context: grpc.aio.ServicerContext) -> pb.CancelResponse:
+    async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
         request_id = RequestId(request.request_id)
         found = self._shell.is_open(request_id)
         self._shell.post(Cancel(request_id, time.monotonic()))
         return pb.CancelResponse(found=found)
 
-    async def Describe(self, request: pb.DescribeRequest, context: grpc.aio.ServicerContext) -> pb.DescribeResponse:
+    async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:
         pipelines = self._shell.machine.status().pipelines
         wanted = request.pipeline
         chosen = next((p for p in pipelines if p.pipeline == wanted or not wanted), None)
@@ -127,7 +133,7 @@ def _aged(request: PrefillRequest, seconds: float) -> PrefillRequest:
         return request
     left = request.deadline_ms - round(seconds * 1000)
     if left <= 0:
-        raise DeadlineExpired("the deadline passed while the prompt arrived", field="deadline_ms", value=request.deadline_ms)
+        raise DeadlineExpired(
+            "the deadline passed while the prompt arrived", field="deadline_ms", value=request.deadline_ms
+        )
     return replace(request, deadline_ms=left)
-
-

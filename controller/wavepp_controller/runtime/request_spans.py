@@ -9,11 +9,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from wavepp_controller.core.events import Span
 from wavepp_proto.runtime import span_names
 from wavepp_proto.runtime.tracing import Tracer
 from wavepp_proto.terms import Failed, Finished, RequestId, TraceContext
-
-from wavepp_controller.core.events import Span
 
 
 @dataclass(slots=True)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from wavepp_controller.core.config import ControllerConfig
 from wavepp_proto.runtime.channels import ClientSecurity, ServerSecurity
-
-from wavepp_controller.core.config import Config
 
 DEFAULT_PORT = 7411
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerSettings:
-    config: Config = field(default_factory=Config)
+    config: ControllerConfig = field(default_factory=ControllerConfig)
     cluster: str = "default"
     listen: str = f"127.0.0.1:{DEFAULT_PORT}"
     advertise: str | None = None

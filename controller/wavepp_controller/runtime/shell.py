@@ -12,17 +12,16 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
-from wavepp_proto import convert
-from wavepp_proto.errors import ControllerUnavailable, WaveppError
-from wavepp_proto.runtime.channels import ClientSecurity
-from wavepp_proto.runtime.logs import get_log
-from wavepp_proto.terms import DaemonKey, Failed, Finished, JoinPlan, PrefillEvent, RequestId, WaveCommand
-
 from wavepp_controller.core import events as ev
 from wavepp_controller.core.machine import ControllerMachine
 from wavepp_controller.runtime.daemon_link import DaemonLink
 from wavepp_controller.runtime.hashing import hash_prompt
 from wavepp_controller.runtime.request_spans import RequestSpans
+from wavepp_proto import convert
+from wavepp_proto.errors import ControllerUnavailable, WaveppError, from_info
+from wavepp_proto.runtime.channels import ClientSecurity
+from wavepp_proto.runtime.logs import get_log
+from wavepp_proto.terms import DaemonKey, Failed, Finished, JoinPlan, PrefillEvent, RequestId, WaveCommand
 
 log = get_log(__name__)
 
@@ -122,7 +121,7 @@ class ControllerShell:
                     link.watch_digest()
             case ev.RefuseReform(pipeline, error):
                 if (answer := self._reforms.get(pipeline)) is not None and not answer.done():
-                    answer.set_result(convert.from_info(error))
+                    answer.set_result(from_info(error))
 
     def _emit(self, event: PrefillEvent) -> None:
         queue = self._outboxes.get(event.request_id)
@@ -225,5 +224,3 @@ class ControllerShell:
         for link in list(self._links.values()):
             await link.close()
         self._links.clear()
-
-

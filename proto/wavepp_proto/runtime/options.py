@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from wavepp_proto.runtime.etcd_store import EtcdStore
     from wavepp_proto.runtime.tracing import Tracer
 
-Etcd = Annotated[
-    str, typer.Option("--etcd", envvar="WAVEPP_ETCD", help="etcd endpoints, host:port[,host:port...].")
-]
+Etcd = Annotated[str, typer.Option("--etcd", envvar="WAVEPP_ETCD", help="etcd endpoints, host:port[,host:port...].")]
 EtcdUser = Annotated[str, typer.Option("--etcd-user", envvar="WAVEPP_ETCD_USER", help="etcd user.")]
 EtcdPasswordFile = Annotated[
     Path | None,
@@ -43,9 +41,7 @@ TlsServerName = Annotated[
     str,
     typer.Option("--tls-server-name", envvar="WAVEPP_TLS_SERVER_NAME", help="Name expected in peers' certificates."),
 ]
-LogLevel = Annotated[
-    str, typer.Option("--log-level", envvar="WAVEPP_LOG_LEVEL", help="debug, info, warning or error.")
-]
+LogLevel = Annotated[str, typer.Option("--log-level", envvar="WAVEPP_LOG_LEVEL", help="debug, info, warning or error.")]
 LogJson = Annotated[
     bool, typer.Option("--log-json/--log-text", envvar="WAVEPP_LOG_JSON", help="One JSON object a line, or text.")
 ]

@@ -22,7 +22,7 @@ def run_process(main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
     try:
         return asyncio.run(_run(main))
     except WaveppError as error:
-        print(describe(error), file=sys.stderr)
+        sys.stderr.write(f"{describe(error)}\n")
         return 1
 
 

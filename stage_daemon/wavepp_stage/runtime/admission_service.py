@@ -11,13 +11,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 
-import grpc.aio
 from wavepp_proto import convert
 from wavepp_proto.errors import StaleMessage, WaveppError
+from wavepp_proto.runtime.context import Context
 from wavepp_proto.runtime.tracing import Tracer
 from wavepp_proto.v1 import admission_pb2 as pb
 from wavepp_proto.v1 import admission_pb2_grpc, digest_pb2, digest_pb2_grpc
-
 from wavepp_stage.core.events import Announced, InventoryAsked, InventoryTaken, RoundArrived, SendAck, SendVotes
 from wavepp_stage.runtime.core_shell import CoreShell
 from wavepp_stage.runtime.spans import record_prepares
@@ -48,7 +47,7 @@ class AdmissionService(admission_pb2_grpc.StageAdmissionServicer):
         self._rounds = Successor()
 
     async def Announce(
-        self, request_iterator: AsyncIterator[pb.AnnounceRequest], context: grpc.aio.ServicerContext
+        self, request_iterator: AsyncIterator[pb.AnnounceRequest], context: Context
     ) -> AsyncIterator[pb.AnnounceResponse]:
         superseded = self._announces.open()
         try:
@@ -61,9 +60,7 @@ class AdmissionService(admission_pb2_grpc.StageAdmissionServicer):
         except WaveppError as error:
             await convert.abort(context, error)
 
-    async def PinReserve(
-        self, request_iterator: AsyncIterator[pb.Round], context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[pb.Votes]:
+    async def PinReserve(self, request_iterator: AsyncIterator[pb.Round], context: Context) -> AsyncIterator[pb.Votes]:
         superseded = self._rounds.open()
         try:
             async for message in request_iterator:
@@ -77,11 +74,9 @@ class AdmissionService(admission_pb2_grpc.StageAdmissionServicer):
         except WaveppError as error:
             await convert.abort(context, error)
 
-    async def Inventory(
-        self, request: pb.InventoryRequest, context: grpc.aio.ServicerContext
-    ) -> pb.InventoryResponse:
+    async def Inventory(self, request: pb.InventoryRequest, context: Context) -> pb.InventoryResponse:
         try:
-            actions = self._core.post(InventoryAsked(convert.fence_from_pb(request.fence), time.monotonic()))
+            actions = self._core.post(InventoryAsked(convert.inventory_request_from_pb(request), time.monotonic()))
         except WaveppError as error:
             await convert.abort(context, error)
         taken = next(action for action in actions if isinstance(action, InventoryTaken))
@@ -100,13 +95,11 @@ class DigestService(digest_pb2_grpc.StageDigestServicer):
         """Residency or capacity changed (on the event loop)."""
         self._changed.set()
 
-    async def Watch(
-        self, request: digest_pb2.WatchDigestRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[digest_pb2.Digest]:
+    async def Watch(self, request: digest_pb2.WatchDigestRequest, context: Context) -> AsyncIterator[digest_pb2.Digest]:
         superseded = self._watches.open()
         try:
-            self._core.read(lambda machine: machine.check_reader(convert.fence_from_pb(request.fence)))
-            seq = request.from_seq
+            fence, seq = convert.watch_digest_from_pb(request)
+            self._core.read(lambda machine: machine.check_reader(fence))
             while True:
                 _still_current(superseded)
                 self._changed.clear()

@@ -11,15 +11,14 @@ import asyncio
 import time
 from collections.abc import Callable
 
-import grpc.aio
 from wavepp_proto import convert, limits
 from wavepp_proto.errors import FormationEnded as FormationEndedError
 from wavepp_proto.errors import JoinRefused, WaveppError
+from wavepp_proto.runtime.context import Context
 from wavepp_proto.runtime.logs import get_log
 from wavepp_proto.terms import Fence, JoinPlan, JoinReply
 from wavepp_proto.v1 import control_pb2 as pb
 from wavepp_proto.v1 import control_pb2_grpc
-
 from wavepp_stage.core.events import FormationEnd, FormationEnded, JoinAsked
 from wavepp_stage.engine.base import EngineFacts, EnginePlan, LinkPlan, StageEngine
 from wavepp_stage.runtime.core_shell import CoreShell
@@ -54,6 +53,9 @@ class ControlService(control_pb2_grpc.StageControlServicer):
         self.facts: EngineFacts | None = None
         self.plan: JoinPlan | None = None
         """The formation this daemon serves; None between formations."""
+        self.idle = asyncio.Event()
+        """Set while no formation is served."""
+        self.idle.set()
 
     async def load(self, plan: EnginePlan, progress: Callable[[int, int], None]) -> EngineFacts:
         """Load the engine unless it already serves `plan` (executor thread)."""
@@ -67,13 +69,15 @@ class ControlService(control_pb2_grpc.StageControlServicer):
             self._loaded = plan
         return self.facts
 
-    async def Join(self, request: pb.JoinRequest, context: grpc.aio.ServicerContext) -> pb.JoinResponse:
+    async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:
         try:
             plan = convert.join_plan_from_pb(request)
             async with asyncio.timeout(plan.deadline_ms / 1000), self._joining:
                 return convert.join_reply_to_pb(await self._join(plan))
         except TimeoutError:
-            error = JoinRefused("the join took longer than its deadline", field="deadline_ms", value=request.deadline_ms)
+            error = JoinRefused(
+                "the join took longer than its deadline", field="deadline_ms", value=request.deadline_ms
+            )
             await convert.abort(context, error)
         except WaveppError as error:
             log.warning("join refused", reason=error.reason, error=error.message)
@@ -83,7 +87,7 @@ class ControlService(control_pb2_grpc.StageControlServicer):
     async def _join(self, plan: JoinPlan) -> JoinReply:
         self._check(plan)
         self._core.post(JoinAsked(plan, time.monotonic()))
-        self.plan = None
+        self._leave()
         await asyncio.wrap_future(self._executor.end())
         facts = await self.load(engine_plan(plan, self._settings.model), lambda done, total: None)
         formation = plan.fence.formation
@@ -103,8 +107,9 @@ class ControlService(control_pb2_grpc.StageControlServicer):
             except BaseException:
                 link.close()
                 raise
-        self._executor.begin(plan, link)
+        self._executor.begin(plan, link, facts.hidden)
         self.plan = plan
+        self.idle.clear()
         log.info("formation joined", formation=formation, stage=plan.key.stage, link=plan.link.value)
         return JoinReply(
             fence=plan.fence,
@@ -134,12 +139,14 @@ class ControlService(control_pb2_grpc.StageControlServicer):
             band = f"{plan.first_layer}:{plan.last_layer}"
             raise JoinRefused(f"band {band} is not in the model", field="band", value=band, limit=f"0:{mine.layers}")
 
-    async def EndFormation(
-        self, request: pb.EndFormationRequest, context: grpc.aio.ServicerContext
-    ) -> pb.EndFormationResponse:
-        fence = convert.fence_from_pb(request.fence)
+    def _leave(self) -> None:
+        self.plan = None
+        self.idle.set()
+
+    async def EndFormation(self, request: pb.EndFormationRequest, context: Context) -> pb.EndFormationResponse:
         try:
-            await self.end_formation(fence, request.cause.message)
+            fence, cause = convert.end_formation_from_pb(request)
+            await self.end_formation(fence, cause.message if cause else "")
         except WaveppError as error:
             await convert.abort(context, error)
         return pb.EndFormationResponse(fence=request.fence)
@@ -148,13 +155,11 @@ class ControlService(control_pb2_grpc.StageControlServicer):
         """End the formation that `fence` names, if it is still the present one."""
         actions = self._core.post(FormationEnd(fence, time.monotonic()))
         if any(isinstance(action, FormationEnded) for action in actions):
-            self.plan = None
+            self._leave()
             log.info("formation ended", formation=fence.formation, cause=why)
             await asyncio.wrap_future(self._executor.end())
 
-    async def DrainStage(
-        self, request: pb.DrainStageRequest, context: grpc.aio.ServicerContext
-    ) -> pb.DrainStageResponse:
+    async def DrainStage(self, request: pb.DrainStageRequest, context: Context) -> pb.DrainStageResponse:
         try:
             drained = await self._drain(request.deadline_ms / 1000)
         except FormationEndedError as error:

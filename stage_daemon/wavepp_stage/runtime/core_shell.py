@@ -11,10 +11,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from wavepp_proto.terms import Digest
-
 from wavepp_stage.core.events import Action, DigestChanged, Event
 from wavepp_stage.core.machine import StageMachine
-
 
 T = TypeVar("T")
 

@@ -7,13 +7,16 @@ drain, close. Everything it serves lives in the *_service.py files beside it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
 from wavepp_proto import __version__, limits
 from wavepp_proto.errors import StaleMessage
 from wavepp_proto.runtime.channels import advertise_address, bind_server, new_server, parse_address
@@ -28,7 +31,6 @@ from wavepp_proto.v1 import (
     digest_pb2_grpc,
     execution_pb2_grpc,
 )
-
 from wavepp_stage.core.machine import StageMachine
 from wavepp_stage.engine.base import EnginePlan
 from wavepp_stage.runtime.admission_service import AdmissionService, DigestService
@@ -155,9 +157,9 @@ class StageDaemon:
     async def drain(self, within_s: float) -> bool:
         """Ask the controller (by heartbeat) to admit nothing new; True once nothing is held."""
         self._draining = True
-        deadline = time.monotonic() + within_s
-        while self.control.plan is not None and time.monotonic() < deadline:
-            await asyncio.sleep(0.05)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self.control.idle.wait()
         return self.control.plan is None
 
     def _drain_future(self, within_s: float) -> asyncio.Future[bool]:
@@ -222,8 +224,8 @@ class StageDaemon:
         if plan is not None and plan.fence == fence:
             self._spawn(self.control.end_formation(fence, why), "end-orphaned")
 
-    def _spawn(self, work: object, name: str) -> None:
-        task = asyncio.get_running_loop().create_task(work, name=name)  # type: ignore[arg-type]
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

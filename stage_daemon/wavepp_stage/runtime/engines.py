@@ -13,7 +13,6 @@ from typing import Any
 from wavepp_proto.errors import JoinRefused
 from wavepp_proto.runtime.channels import ClientSecurity
 from wavepp_proto.terms import Incarnation, JoinPlan, LinkKind, ModelFacts
-
 from wavepp_stage.engine.base import ActivationLink, EnginePlan, LinkListener, LinkPlan, StageEngine
 from wavepp_stage.runtime.grpc_link import GrpcLink, LinkHub
 from wavepp_stage.runtime.settings import StageSettings

@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
-import grpc.aio
 from wavepp_proto import convert
 from wavepp_proto.errors import WaveppError
+from wavepp_proto.runtime.context import Context
 from wavepp_proto.terms import Fence, Heartbeat, WaveCommand, WaveReport
 from wavepp_proto.v1 import execution_pb2 as pb
 from wavepp_proto.v1 import execution_pb2_grpc
-
 from wavepp_stage.core.events import WaveArrived, WaveQueued
 from wavepp_stage.runtime.admission_service import Successor
 from wavepp_stage.runtime.core_shell import CoreShell
@@ -49,7 +49,7 @@ class ExecutionService(execution_pb2_grpc.StageExecutionServicer):
         self._outbox.put_nowait(report)
 
     async def RunWaves(
-        self, request_iterator: AsyncIterator[pb.WaveRequest], context: grpc.aio.ServicerContext
+        self, request_iterator: AsyncIterator[pb.WaveRequest], context: Context
     ) -> AsyncIterator[pb.WaveResponse]:
         superseded = self._streams.open()
         fence, heartbeat_ms, silence_ms = self._standing()
@@ -102,8 +102,9 @@ class ExecutionService(execution_pb2_grpc.StageExecutionServicer):
             if pause <= 0:
                 return
             get = asyncio.ensure_future(self._outbox.get())
-            done, _ = await asyncio.wait({get, failure}, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
-            if get not in done:
+            waiting: set[asyncio.Future[Any]] = {get, failure}
+            await asyncio.wait(waiting, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+            if not get.done():
                 get.cancel()
                 return
             yield get.result()

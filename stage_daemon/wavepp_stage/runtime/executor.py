@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 from wavepp_proto.errors import EngineFault, LinkFault, RowVoided, StaleMessage, WaveppError
 from wavepp_proto.terms import ErrorInfo, JoinPlan, RowFault, StageTimes, WaveCommand, WaveOrdinal
-
 from wavepp_stage.core.events import ExecutorStopped, PrepareWave, WaveDone, WavePrepared, WaveRetired
 from wavepp_stage.core.work import WaveWork
 from wavepp_stage.engine.base import ActivationLink, Payload, StageEngine, WaveHeader, WaveOutcome
@@ -53,6 +52,8 @@ class _Formation:
 
     plan: JoinPlan
     link: ActivationLink | None
+    hidden: int
+    """Width of a payload row, as the engine declared it."""
     queue: deque[WaveCommand] = field(default_factory=deque)
     """Waves not run yet, in ordinal order."""
     prepared: dict[int, WavePrepared] = field(default_factory=dict)
@@ -136,11 +137,11 @@ class Executor:
             self._condition.notify()
         return future
 
-    def begin(self, plan: JoinPlan, link: ActivationLink | None) -> None:
+    def begin(self, plan: JoinPlan, link: ActivationLink | None, hidden: int) -> None:
         """Serve a formation; the earlier one must have ended."""
         with self._condition:
             assert self._formation is None, "the earlier formation has not ended"
-            self._formation = _Formation(plan, link)
+            self._formation = _Formation(plan, link, hidden)
             self._condition.notify()
 
     def end(self) -> Future[None]:
@@ -288,12 +289,12 @@ class Executor:
             self._post_receives(current)
         times = self._watch.take(compute_s)
         self._report(
-            Report(current.plan.fence.formation, command.ordinal, prepared.work, done, times, started_ns, time.time_ns())
+            Report(
+                current.plan.fence.formation, command.ordinal, prepared.work, done, times, started_ns, time.time_ns()
+            )
         )
 
-    def _compute(
-        self, current: _Formation, prepared: WavePrepared
-    ) -> tuple[WaveOutcome, int, tuple[RowFault, ...]]:
+    def _compute(self, current: _Formation, prepared: WavePrepared) -> tuple[WaveOutcome, int, tuple[RowFault, ...]]:
         """Run one wave: (outcome, void bitmap, rows voided here)."""
         work, payload, void = prepared.work, None, 0
         for fault in prepared.faults:
@@ -316,7 +317,7 @@ class Executor:
             void |= 1 << index
         if not current.last:
             assert current.link is not None
-            current.link.send(_header(work, void), outcome.payload)
+            current.link.send(_header(work, void, current.hidden), outcome.payload)
         return outcome, void, faults
 
     def _only(self, event: PrepareWave | WaveRetired, kind: type[T], current: _Formation) -> T | None:
@@ -365,9 +366,9 @@ class _Listener:
         self._executor.lose_link(self._formation, reason)
 
 
-def _header(work: WaveWork, void: int) -> WaveHeader:
-    # hidden and payload_bytes are the link's to fill in: it knows how the payload travels
-    return WaveHeader(work.formation, work.ordinal, work.chunks, work.tokens, 0, 0, void)
+def _header(work: WaveWork, void: int, hidden: int) -> WaveHeader:
+    # payload_bytes is the link's to fill in: it knows how the payload travels
+    return WaveHeader(work.formation, work.ordinal, work.chunks, work.tokens, hidden, 0, void)
 
 
 def _check_header(header: WaveHeader, work: WaveWork) -> None:

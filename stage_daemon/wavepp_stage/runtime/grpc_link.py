@@ -14,13 +14,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 import grpc.aio
+
 from wavepp_proto import convert, limits
 from wavepp_proto.errors import LinkFault, MessageTooLarge, StaleMessage, WaveppError
 from wavepp_proto.runtime.channels import ClientSecurity, open_channel
+from wavepp_proto.runtime.context import Context
 from wavepp_proto.terms import Epoch, Fence, Formation, Incarnation, WaveOrdinal
 from wavepp_proto.v1 import execution_pb2 as pb
 from wavepp_proto.v1 import execution_pb2_grpc
-
 from wavepp_stage.engine.base import LinkListener, LinkPlan, Payload, WaveHeader
 
 MAX_PENDING_WAVES = 256
@@ -154,9 +155,7 @@ class LinkHub(execution_pb2_grpc.StageLinkServicer):
         self._kept.add(task)
         task.add_done_callback(self._kept.discard)
 
-    async def Carry(
-        self, request_iterator: AsyncIterator[pb.ActivationFrame], context: grpc.aio.ServicerContext
-    ) -> pb.CarryResponse:
+    async def Carry(self, request_iterator: AsyncIterator[pb.ActivationFrame], context: Context) -> pb.CarryResponse:
         link: GrpcLink | None = None
         assembly: _Assembly | None = None
         last = 0

@@ -50,7 +50,9 @@ class StageSettings:
         _between("wave_tokens", self.wave_tokens, self.block_tokens, 1 << 24)
         _between("lanes", self.lanes, 1, limits.MAX_LANES)
         if self.engine not in ENGINES:
-            raise InvalidRequest(f"unknown engine {self.engine!r}", field="engine", value=self.engine, limit=str(ENGINES))
+            raise InvalidRequest(
+                f"unknown engine {self.engine!r}", field="engine", value=self.engine, limit=str(ENGINES)
+            )
         for name in ("cluster", "pipeline"):
             text = getattr(self, name)
             if not text or len(text) > limits.MAX_NAME_CHARS or "/" in text:

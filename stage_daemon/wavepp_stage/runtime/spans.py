@@ -9,7 +9,6 @@ from __future__ import annotations
 from wavepp_proto.runtime import span_names
 from wavepp_proto.runtime.tracing import Tracer
 from wavepp_proto.terms import DaemonKey, Votes
-
 from wavepp_stage.runtime.core_shell import CoreShell
 from wavepp_stage.runtime.executor import Report
 

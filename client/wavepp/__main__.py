@@ -1,0 +1,51 @@
+"""The `wavepp` command: gathers the subcommands of every installed package.
+
+Owns nothing but the gathering: `up`, `prefill`, `status` and `doctor` live in commands/, the others
+are found through the entry-point group `wavepp.commands`, so the client imports no other package.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from typing import Annotated
+
+import typer
+
+from wavepp.commands.doctor import doctor
+from wavepp.commands.prefill import prefill
+from wavepp.commands.status import status
+from wavepp.commands.up import up
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from wavepp_proto import __version__
+
+        typer.echo(f"wavepp {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Prefill for large language models split over a pipeline of stages."""
+
+
+def build_app() -> typer.Typer:
+    app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    app.callback()(_root)
+    for command in (up, prefill, status, doctor):
+        app.command()(command)
+    for point in sorted(entry_points(group="wavepp.commands"), key=lambda found: found.name):
+        app.command(point.name)(point.load())
+    return app
+
+
+def main() -> None:
+    build_app()()
+
+
+if __name__ == "__main__":
+    main()

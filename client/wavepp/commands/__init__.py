@@ -1,0 +1,1 @@
+"""Subcommands of `wavepp` that belong to the client package."""

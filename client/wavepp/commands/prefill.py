@@ -1,0 +1,188 @@
+"""`wavepp prefill`: prompts in, first tokens and reuse out.
+
+Owns reading prompts (arguments, a file with one prompt or JSON object a line, or standard input) and
+printing; `AsyncClient` does the work.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from wavepp.commands._shared import Controller, address_of, console, run, security
+from wavepp_proto.runtime import options as opt
+
+if TYPE_CHECKING:
+    from wavepp import PrefillOutcome, PrefillResult
+
+
+def prefill(
+    prompts: Annotated[list[str] | None, typer.Argument(help="Prompts; `-` reads them from standard input.")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", envvar="WAVEPP_FILE", help="One prompt a line, or JSON objects with text or token_ids."),
+    ] = None,
+    tokens: Annotated[
+        str | None, typer.Option("--tokens", envvar="WAVEPP_TOKENS", help="Token ids instead of text: 1,2,3")
+    ] = None,
+    controller: Controller = None,
+    pipeline: Annotated[
+        str | None, typer.Option("--pipeline", envvar="WAVEPP_PIPELINE", help="Pipeline; the controller chooses.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", envvar="WAVEPP_TOKENIZER", help="Tokenizer folder or tokenizer.json.")
+    ] = None,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", envvar="WAVEPP_CONCURRENCY", min=1, help="Requests at once.")
+    ] = 8,
+    deadline_s: Annotated[
+        float | None, typer.Option("--deadline-s", envvar="WAVEPP_DEADLINE_S", help="Deadline of each (seconds).")
+    ] = None,
+    priority: Annotated[int, typer.Option("--priority", envvar="WAVEPP_PRIORITY", help="-9..9, higher first.")] = 0,
+    cache_salt: Annotated[
+        str, typer.Option("--cache-salt", envvar="WAVEPP_CACHE_SALT", help="Separates tenants in the cache.")
+    ] = "",
+    top_logprobs: Annotated[
+        int, typer.Option("--top-logprobs", envvar="WAVEPP_TOP_LOGPROBS", help="Log probabilities to report.")
+    ] = 0,
+    temperature: Annotated[
+        float, typer.Option("--temperature", envvar="WAVEPP_TEMPERATURE", help="0 is greedy.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option("--seed", envvar="WAVEPP_SEED", help="Seed of the sampled token.")] = 0,
+    tls_ca: opt.TlsCa = None,
+    tls_cert: opt.TlsCert = None,
+    tls_key: opt.TlsKey = None,
+    tls_server_name: opt.TlsServerName = "",
+    as_json: opt.Json = False,
+) -> None:
+    """Prefill prompts and print their first tokens; exit status 1 if any failed."""
+    from wavepp import AsyncClient, Sampling
+
+    wanted = _read(prompts or [], file, tokens)
+    if not wanted:
+        typer.echo("error: no prompt: give one, --tokens, --file or -", err=True)
+        raise typer.Exit(2)
+    sampling = Sampling(temperature=temperature, seed=seed, top_logprobs=top_logprobs)
+
+    async def work() -> list[PrefillOutcome]:
+        secure = security(tls_ca, tls_cert, tls_key, tls_server_name)
+        outcomes: list[PrefillOutcome] = []
+        async with AsyncClient(address_of(controller), tls=secure, tokenizer=tokenizer) as client:
+            with _progress(len(wanted)) as advance:
+                many = client.prefill_many(
+                    wanted, concurrency=concurrency, pipeline=pipeline, deadline=deadline_s, priority=priority,
+                    cache_salt=cache_salt, sampling=sampling,
+                )  # fmt: skip
+                async for outcome in many:
+                    outcomes.append(outcome)
+                    advance()
+        return sorted(outcomes, key=lambda outcome: outcome.index)
+
+    outcomes = run(work())
+    _print(outcomes, as_json)
+    if any(outcome.error for outcome in outcomes):
+        raise typer.Exit(1)
+
+
+def _read(prompts: list[str], file: Path | None, tokens: str | None) -> list[str | list[int]]:
+    wanted: list[str | list[int]] = []
+    if tokens is not None:
+        wanted.append(_ids(tokens))
+    for prompt in prompts:
+        wanted += _lines(sys.stdin.read()) if prompt == "-" else [prompt]
+    if file is not None:
+        try:
+            wanted += _lines(sys.stdin.read() if str(file) == "-" else file.read_text())
+        except (OSError, UnicodeDecodeError) as error:
+            typer.echo(f"error: cannot read {file}: {error}", err=True)
+            raise typer.Exit(2) from None
+    return wanted
+
+
+def _ids(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        typer.echo(f"error: --tokens must be numbers with commas between, got {text!r}", err=True)
+        raise typer.Exit(2) from None
+
+
+def _lines(text: str) -> list[str | list[int]]:
+    """One prompt a line; a line that is a JSON object gives `text` or `token_ids`."""
+    found: list[str | list[int]] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        if not line.lstrip().startswith("{"):
+            found.append(line)
+            continue
+        try:
+            entry = json.loads(line)
+            prompt = entry["token_ids"] if "token_ids" in entry else entry["text"]
+        except (ValueError, KeyError):
+            typer.echo(f"error: line {number} is not a JSON object with text or token_ids", err=True)
+            raise typer.Exit(2) from None
+        found.append(prompt)
+    return found
+
+
+class _progress:
+    """A progress bar on stderr for long work on a terminal; nothing otherwise."""
+
+    def __init__(self, total: int) -> None:
+        from rich.progress import Progress
+
+        talk = console()
+        self._bar = Progress(console=talk, transient=True, disable=not talk.is_terminal or total < 2)
+        self._task = self._bar.add_task("prefill", total=total)
+
+    def __enter__(self) -> Any:
+        self._bar.start()
+        return lambda: self._bar.advance(self._task)
+
+    def __exit__(self, *exc: object) -> None:
+        self._bar.stop()
+
+
+def _print(outcomes: list[PrefillOutcome], as_json: bool) -> None:
+    if as_json:
+        for outcome in outcomes:
+            typer.echo(json.dumps(_as_dict(outcome)))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("#", "prompt", "cached", "endpoint", "limited by", "admission ms", "prefill ms", "first token")
+    for outcome in outcomes:
+        if outcome.result is None:
+            table.add_row(str(outcome.index), *("",) * 6, f"[red]{outcome.error}[/red]")
+            continue
+        result = outcome.result
+        limit = "" if result.limiting_stage is None else f"stage {result.limiting_stage}"
+        table.add_row(
+            str(outcome.index), str(result.prompt_tokens), str(result.cached_tokens), str(result.endpoint), limit,
+            f"{result.timings.admission_ms:.2f}", f"{result.timings.prefill_ms:.1f}", _token(result),
+        )  # fmt: skip
+    Console().print(table)
+
+
+def _token(result: PrefillResult) -> str:
+    text = "" if result.first_text is None else f" {result.first_text!r}"
+    return f"{result.first_token}{text}"
+
+
+def _as_dict(outcome: PrefillOutcome) -> dict[str, Any]:
+    if outcome.result is None:
+        error = outcome.error
+        assert error is not None
+        detail = {"reason": error.reason, "message": error.message, "fields": error.fields}
+        return {"index": outcome.index, "error": detail}
+    from dataclasses import asdict
+
+    data = asdict(outcome.result)
+    data.pop("logits_bytes", None)
+    return {"index": outcome.index, **data}

@@ -1,0 +1,98 @@
+"""`wavepp status`: what a controller serves right now."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from wavepp.commands._shared import Controller, address_of, run, security
+from wavepp_proto.runtime import options as opt
+
+if TYPE_CHECKING:
+    from wavepp_proto.v1 import admin_pb2
+
+
+def status(
+    controller: Controller = None,
+    requests: Annotated[
+        bool, typer.Option("--requests/--no-requests", envvar="WAVEPP_REQUESTS", help="List live requests too.")
+    ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch/--no-watch", envvar="WAVEPP_WATCH", help="Again at every change, until Ctrl-C.")
+    ] = False,
+    tls_ca: opt.TlsCa = None,
+    tls_cert: opt.TlsCert = None,
+    tls_key: opt.TlsKey = None,
+    tls_server_name: opt.TlsServerName = "",
+    as_json: opt.Json = False,
+) -> None:
+    """Show pipelines, stages and counters; exit status 1 if the controller is not ready."""
+    from grpc.aio import AioRpcError
+
+    from wavepp_proto import convert
+    from wavepp_proto.runtime.channels import open_channel
+    from wavepp_proto.v1 import admin_pb2, admin_pb2_grpc
+
+    async def work() -> bool:
+        channel = open_channel(address_of(controller), security(tls_ca, tls_cert, tls_key, tls_server_name))
+        stub = admin_pb2_grpc.AdminStub(channel)
+        try:
+            if not watch:
+                reply = await stub.Status(admin_pb2.StatusRequest(requests=requests), timeout=5.0)
+                _show(reply, as_json)
+                return bool(reply.ready)
+            async for update in stub.Watch(admin_pb2.WatchStatusRequest(period_ms=1000)):
+                _show(update.status, as_json)
+            return True
+        except AioRpcError as error:
+            raise convert.error_from_rpc(error) from error
+        finally:
+            await channel.close(0)
+
+    if not run(work()):
+        raise typer.Exit(1)
+
+
+def _show(reply: admin_pb2.StatusResponse, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(as_dict(reply)))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    out = Console()
+    out.print(
+        f"wavepp {reply.version}, cluster {reply.cluster}, epoch {reply.epoch}, pid {reply.pid}: "
+        f"{'ready' if reply.ready else 'not ready'}{', draining' if reply.draining else ''}"
+        f"{', membership frozen (etcd does not answer)' if reply.membership_frozen else ''}",
+        highlight=False,
+    )
+    for pipeline in reply.pipelines:
+        table = Table(
+            "stage", "address", "engine", "layers", "blocks", "free", "evictable", "waves", "beat ms",
+            title=f"{pipeline.pipeline}: {pipeline.state}, formation {pipeline.formation}, {pipeline.model}, "
+            f"link {pipeline.link}, {pipeline.queued_requests} queued, {pipeline.running_requests} running",
+        )  # fmt: skip
+        for daemon in pipeline.daemons:
+            table.add_row(
+                str(daemon.key.stage), daemon.address, daemon.engine, f"{daemon.first_layer}:{daemon.last_layer}",
+                str(daemon.pool_blocks), str(daemon.capacity.free_blocks), str(daemon.capacity.evictable_blocks),
+                str(daemon.waves_done), str(daemon.heartbeat_age_ms),
+            )  # fmt: skip
+        out.print(table)
+        if pipeline.missing_stages:
+            out.print(f"no daemon for stage {', '.join(map(str, pipeline.missing_stages))}")
+        if pipeline.HasField("last_fault"):
+            out.print(f"last fault: {pipeline.last_fault.reason}: {pipeline.last_fault.message}", highlight=False)
+    for member in reply.refused:
+        out.print(f"refused: stage {member.key.stage} at {member.address}: {member.error.message}", highlight=False)
+    for request in reply.requests:
+        out.print(f"{request.request_id}: {request.state} {request.waiting_for}", highlight=False)
+
+
+def as_dict(reply: admin_pb2.StatusResponse) -> dict[str, Any]:
+    from google.protobuf.json_format import MessageToDict
+
+    return MessageToDict(reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)

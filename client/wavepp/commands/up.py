@@ -1,0 +1,210 @@
+"""`wavepp up`: a whole cluster on this machine, until Ctrl-C.
+
+Owns the conversation with the operator; `local_cluster.py` runs the processes. A stage that dies is
+started again at its address, so the pipeline heals by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from wavepp.commands._shared import console, security
+from wavepp_proto.runtime import options as opt
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from wavepp.local_cluster import LocalCluster, LocalPlan
+
+WATCH_S = 0.5
+RESTARTS_PER_STAGE = 5
+
+
+def up(
+    model: Annotated[
+        str, typer.Option("--model", envvar="WAVEPP_MODEL", help="Hugging Face folder, or an emulated: preset.")
+    ],
+    stages: Annotated[int, typer.Option("--stages", envvar="WAVEPP_STAGES", help="Stages in the pipeline.")] = 4,
+    engine: Annotated[str, typer.Option("--engine", envvar="WAVEPP_ENGINE", help="torch or emulated.")] = "torch",
+    pool_blocks: Annotated[
+        str, typer.Option("--pool-blocks", envvar="WAVEPP_POOL_BLOCKS", help="One number, or one for each stage: 9,8,7")
+    ] = "1024",
+    layers: Annotated[
+        str, typer.Option("--layers", envvar="WAVEPP_LAYERS", help="Bands first:last,first:last...; even by default.")
+    ] = "",
+    block_tokens: Annotated[
+        int, typer.Option("--block-tokens", envvar="WAVEPP_BLOCK_TOKENS", help="Tokens in one cache block.")
+    ] = 64,
+    wave_tokens: Annotated[
+        int, typer.Option("--wave-tokens", envvar="WAVEPP_WAVE_TOKENS", help="Most tokens in one wave.")
+    ] = 16_384,
+    link: Annotated[str | None, typer.Option("--link", envvar="WAVEPP_LINK", help="gloo, nccl or grpc.")] = None,
+    device: Annotated[str, typer.Option("--device", envvar="WAVEPP_DEVICE", help="cpu or cuda:N.")] = "cpu",
+    dtype: Annotated[
+        str, typer.Option("--dtype", envvar="WAVEPP_DTYPE", help="float32, bfloat16 or auto.")
+    ] = "float32",
+    threads: Annotated[
+        int | None, typer.Option("--threads", envvar="WAVEPP_THREADS", help="Intra-op threads of each stage.")
+    ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option("--listen", envvar="WAVEPP_LISTEN", help="host:port of the controller; 127.0.0.1:7411 if free."),
+    ] = None,
+    etcd: Annotated[
+        str | None, typer.Option("--etcd", envvar="WAVEPP_ETCD", help="An etcd that runs; else one is brought along.")
+    ] = None,
+    cluster: opt.Cluster = "default",
+    timeout_s: Annotated[
+        float, typer.Option("--timeout-s", envvar="WAVEPP_TIMEOUT_S", help="Longest start (seconds).")
+    ] = 120.0,
+    trace_file: Annotated[
+        Path | None,
+        typer.Option("--trace-file", envvar="WAVEPP_TRACE_FILE", help="Write a Perfetto timeline here at the end."),
+    ] = None,
+    otlp: opt.Otlp = None,
+    trace_sample: opt.TraceSample = 1.0,
+    log_dir: Annotated[
+        Path | None, typer.Option("--log-dir", envvar="WAVEPP_LOG_DIR", help="Where the processes log.")
+    ] = None,
+    log_level: opt.LogLevel = "info",
+    tls_ca: opt.TlsCa = None,
+    tls_cert: opt.TlsCert = None,
+    tls_key: opt.TlsKey = None,
+    tls_server_name: opt.TlsServerName = "",
+    as_json: opt.Json = False,
+) -> None:
+    """Run etcd, a controller and all stages on this machine; Ctrl-C stops everything."""
+    from wavepp._paths import state_dir
+    from wavepp.local_cluster import LocalPlan
+    from wavepp_proto.errors import WaveppError
+    from wavepp_proto.runtime.process import describe, run_process
+
+    names = {"tls-ca": tls_ca, "tls-cert": tls_cert, "tls-key": tls_key, "tls-server-name": tls_server_name}
+    try:
+        plan = LocalPlan(
+            model=model, engine=engine, stages=stages, pool_blocks=_numbers("pool_blocks", pool_blocks),
+            layers=tuple(filter(None, layers.split(","))), block_tokens=block_tokens, wave_tokens=wave_tokens,
+            link=link, device=device, dtype=dtype, threads=threads, listen=listen or _free_default(),
+            cluster=cluster, etcd=etcd, otlp=otlp, trace_sample=trace_sample, log_level=log_level,
+            timeout_s=timeout_s, tls={name: str(value) for name, value in names.items() if value},
+        )  # fmt: skip
+        client = security(tls_ca, tls_cert, tls_key, tls_server_name)
+    except WaveppError as error:
+        typer.echo(describe(error), err=True)
+        raise typer.Exit(1) from None
+
+    async def main(stop: asyncio.Event) -> None:
+        from wavepp.local_cluster import LocalCluster
+
+        folder = log_dir or state_dir() / "logs" / time.strftime("%Y%m%d-%H%M%S")
+        async with AsyncExitStack() as stack:
+            running = plan
+            if trace_file is not None:
+                running = await _traced(plan, trace_file, stack)
+            local = LocalCluster(running, folder, client)
+            stack.push_async_callback(local.close)
+            await _serve(local, stop, as_json)
+
+    raise typer.Exit(run_process(main))
+
+
+async def _serve(local: LocalCluster, stop: asyncio.Event, as_json: bool) -> None:
+    from wavepp._paths import forget_cluster, remember_cluster
+
+    talk = console()
+    started = time.monotonic()
+    starting = asyncio.create_task(local.start(lambda text: talk.print(text, highlight=False)))
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            return
+        starting.result()
+        remember_cluster(local.address)
+        if as_json:
+            pids = {name: child.process.pid for name, child in local.children.items()}
+            typer.echo(json.dumps({"controller": local.address, "pids": pids, "logs": str(local.log_dir)}))
+        talk.print(f"serving at {local.address} after {time.monotonic() - started:.1f} s; logs in {local.log_dir}")
+        talk.print("Ctrl-C stops everything", highlight=False)
+        await _watch(local, stop, talk)
+        talk.print("stopping")
+    finally:
+        forget_cluster()
+        for task in (starting, stopped):
+            task.cancel()
+        await asyncio.gather(starting, stopped, return_exceptions=True)
+
+
+async def _watch(local: LocalCluster, stop: asyncio.Event, talk: Console) -> None:
+    """Until `stop`: start stages again that died, at the address they had."""
+    from wavepp_proto.errors import PipelineUnavailable
+
+    addresses = {d.key.stage: d.address for p in (await local.status()).pipelines for d in p.daemons}
+    restarts = dict.fromkeys(range(local.plan.stages), 0)
+    while not stop.is_set():
+        for stage, child in [(s, local.children[f"stage-{s}"]) for s in restarts]:
+            if child.alive:
+                continue
+            status = child.process.returncode
+            if restarts[stage] == RESTARTS_PER_STAGE:
+                raise PipelineUnavailable(f"stage {stage} ended {restarts[stage]} times: {child.tail()}", stage=stage)
+            restarts[stage] += 1
+            talk.print(f"stage {stage} ended with status {status}; starting it again")
+            await local.start_stage(stage, addresses.get(stage, "127.0.0.1:0"))
+        controller = local.children["controller"]
+        if not controller.alive:
+            raise PipelineUnavailable(f"the controller ended: {controller.tail()}", process="controller")
+        try:
+            async with asyncio.timeout(WATCH_S):
+                await stop.wait()
+        except TimeoutError:
+            continue
+
+
+async def _traced(plan: LocalPlan, path: Path, stack: AsyncExitStack) -> LocalPlan:
+    """Collect spans in this process and write the timeline when everything has ended."""
+    from dataclasses import replace
+
+    from wavepp_proto.runtime.timeline import write_timeline
+    from wavepp_proto.runtime.trace_sink import TraceSink
+
+    sink = await TraceSink.start()
+
+    async def finish() -> None:
+        await sink.close()
+        write_timeline(sink.spans, path)
+        console().print(f"timeline of {len(sink.spans)} spans in {path}", highlight=False)
+
+    stack.push_async_callback(finish)
+    return replace(plan, otlp=sink.endpoint)
+
+
+def _numbers(field: str, text: str) -> tuple[int, ...]:
+    from wavepp_proto.errors import InvalidRequest
+
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InvalidRequest(f"{field} must be numbers with commas between, got {text!r}", field=field) from None
+
+
+def _free_default() -> str:
+    """The default address, or a free port if somebody has it (said on stderr)."""
+    import socket
+
+    from wavepp._paths import DEFAULT_ADDRESS
+
+    host, _, port = DEFAULT_ADDRESS.rpartition(":")
+    try:
+        with socket.create_server((host, int(port))):
+            return DEFAULT_ADDRESS
+    except OSError:
+        console().print(f"port {port} is taken; using a free one", highlight=False)
+        return f"{host}:0"

@@ -1,0 +1,271 @@
+"""A whole cluster on this machine: etcd, a controller and P stages, each a process of its own.
+
+Owns the child processes from start to end: they die with this process, whatever ends it. Used by
+`wavepp up`, the demo and the fault tests. It knows the other packages only as `python -m` names;
+what they do it learns from etcd and the Admin service, like any operator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc.aio
+
+from wavepp_proto.errors import InvalidRequest, PipelineUnavailable, WaveppError
+from wavepp_proto.runtime.channels import ClientSecurity, open_channel
+from wavepp_proto.runtime.child import child_argv
+from wavepp_proto.runtime.election import find_leader
+from wavepp_proto.runtime.etcd_client import EtcdOptions
+from wavepp_proto.runtime.etcd_server import EtcdServer
+from wavepp_proto.runtime.etcd_store import EtcdStore
+from wavepp_proto.v1 import admin_pb2, admin_pb2_grpc
+
+POLL_S = 0.1
+STOP_S = 15.0
+LOG_TAIL_BYTES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPlan:
+    """What to run. Sequences have one entry a stage, or one entry for all."""
+
+    model: str
+    engine: str = "torch"
+    stages: int = 4
+    pool_blocks: Sequence[int] = (1024,)
+    layers: Sequence[str] = ()
+    """Bands first:last, one a stage; empty splits evenly."""
+    block_tokens: int = 64
+    wave_tokens: int = 16_384
+    link: str | None = None
+    device: str = "cpu"
+    dtype: str = "float32"
+    threads: int | None = None
+    listen: str = "127.0.0.1:7411"
+    cluster: str = "default"
+    pipeline: str = "default"
+    etcd: str | None = None
+    """Endpoints of an etcd that runs already; None brings a throw-away one."""
+    otlp: str | None = None
+    trace_sample: float = 1.0
+    silence_ms: int = 1250
+    log_level: str = "info"
+    timeout_s: float = 120.0
+    tls: Mapping[str, str] = field(default_factory=dict)
+    """--tls-ca, --tls-cert, --tls-key, --tls-server-name by name without dashes."""
+
+    def __post_init__(self) -> None:
+        if self.stages < 1:
+            raise InvalidRequest("a pipeline has at least one stage", field="stages", value=self.stages, limit=1)
+        for name in ("pool_blocks", "layers"):
+            given = len(getattr(self, name))
+            if given not in (0, 1, self.stages) or (name == "pool_blocks" and not given):
+                raise InvalidRequest(
+                    f"{name} needs one value, or one for each of {self.stages} stages",
+                    field=name, value=given, limit=self.stages,
+                )  # fmt: skip
+
+
+@dataclass(slots=True)
+class Child:
+    name: str
+    process: asyncio.subprocess.Process
+    log: Path
+
+    @property
+    def alive(self) -> bool:
+        return self.process.returncode is None
+
+    def tail(self) -> str:
+        """The end of its log."""
+        data = self.log.read_bytes()[-LOG_TAIL_BYTES:]
+        return data.decode(errors="replace").strip()
+
+
+class LocalCluster:
+    """`start`, use `address`, `close`. Not thread-safe; children belong to the thread that started them."""
+
+    def __init__(self, plan: LocalPlan, log_dir: Path, security: ClientSecurity | None = None) -> None:
+        self.plan = plan
+        self.log_dir = log_dir
+        self.security = security or ClientSecurity()
+        self.address = ""
+        self.etcd: EtcdServer | None = None
+        self.children: dict[str, Child] = {}
+        self._endpoints = plan.etcd or ""
+        self._channel: grpc.aio.Channel | None = None
+
+    async def start(self, say: Callable[[str], None] = lambda text: None) -> admin_pb2.StatusResponse:
+        """Bring everything up; the first status in which the pipeline serves.
+
+        Raises PipelineUnavailable naming the process or stages that did not come up in time."""
+        deadline = time.monotonic() + self.plan.timeout_s
+        try:
+            self.log_dir.mkdir(parents=True, exist_ok=True)
+            if self.plan.etcd is None:
+                self.etcd = await EtcdServer.start()
+                self._endpoints = self.etcd.endpoint
+                say(f"etcd {self.etcd.binary.version} at {self._endpoints} (pid {self.etcd.pid})")
+            await self.start_controller()
+            for stage in range(self.plan.stages):
+                await self.start_stage(stage)
+            self.address = await self._leader(deadline)
+            say(f"controller at {self.address} (pid {self.children['controller'].process.pid})")
+            return await self.wait_serving(deadline, say)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def start_controller(self) -> Child:
+        plan = self.plan
+        argv = ["wavepp_controller", *self._common(), "--listen", plan.listen]
+        argv += ["--wave-tokens", str(plan.wave_tokens), "--silence-ms", str(plan.silence_ms)]
+        if plan.link:
+            argv += ["--link", plan.link]
+        return await self._spawn("controller", argv)
+
+    async def start_stage(self, stage: int, listen: str = "127.0.0.1:0") -> Child:
+        """Start (or start again) one stage daemon."""
+        plan = self.plan
+        argv = ["wavepp_stage", *self._common(), "--listen", listen, "--pipeline", plan.pipeline]
+        argv += ["--stage", str(stage), "--stages", str(plan.stages), "--model", plan.model, "--engine", plan.engine]
+        argv += ["--block-tokens", str(plan.block_tokens), "--wave-tokens", str(plan.wave_tokens)]
+        argv += ["--pool-blocks", str(_of(plan.pool_blocks, stage)), "--device", plan.device, "--dtype", plan.dtype]
+        if plan.layers:
+            argv += ["--layers", _of(plan.layers, stage)]
+        if plan.threads is not None:
+            argv += ["--threads", str(plan.threads)]
+        return await self._spawn(f"stage-{stage}", argv)
+
+    def _common(self) -> list[str]:
+        plan = self.plan
+        argv = ["--etcd", self._endpoints, "--cluster", plan.cluster, "--log-level", plan.log_level]
+        if plan.otlp:
+            argv += ["--otlp", plan.otlp, "--trace-sample", str(plan.trace_sample)]
+        for name, value in plan.tls.items():
+            argv += [f"--{name}", value]
+        return argv
+
+    async def _spawn(self, name: str, argv: list[str]) -> Child:
+        log = self.log_dir / f"{name}.log"
+        with log.open("ab") as sink:
+            process = await asyncio.create_subprocess_exec(
+                *child_argv([sys.executable, "-m", *argv]),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                # Ctrl-C in a terminal goes to us alone; we stop the children in order
+                start_new_session=True,
+                env=_environment(),
+            )
+        child = self.children[name] = Child(name, process, log)
+        return child
+
+    # --- what it does ------------------------------------------------------------------------------
+
+    async def status(self) -> admin_pb2.StatusResponse:
+        """One Admin.Status. Raises grpc.aio.AioRpcError."""
+        if self._channel is None:
+            self._channel = open_channel(self.address, self.security)
+        reply: admin_pb2.StatusResponse = await admin_pb2_grpc.AdminStub(self._channel).Status(
+            admin_pb2.StatusRequest(requests=True), timeout=5.0
+        )
+        return reply
+
+    async def wait_serving(
+        self, deadline: float, say: Callable[[str], None] = lambda text: None
+    ) -> admin_pb2.StatusResponse:
+        """Until the pipeline serves; `deadline` is a time.monotonic() value."""
+        heard: set[int] = set()
+        missing = "no daemon has registered"
+        while time.monotonic() < deadline:
+            self._check_children()
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                status = await self.status()
+                found = next((p for p in status.pipelines if p.pipeline == self.plan.pipeline), None)
+                if found is not None:
+                    for daemon in found.daemons:
+                        if daemon.key.stage not in heard:
+                            heard.add(daemon.key.stage)
+                            say(f"stage {daemon.key.stage} at {daemon.address} (pid {daemon.pid})")
+                    if found.state == "serving":
+                        return status
+                    missing = _what_is_missing(found, status)
+            await asyncio.sleep(POLL_S)
+        raise PipelineUnavailable(
+            f"the pipeline did not form within {self.plan.timeout_s:g} s: {missing}",
+            pipeline=self.plan.pipeline, limit=f"{self.plan.timeout_s:g} s",
+        )  # fmt: skip
+
+    def _check_children(self) -> None:
+        for child in self.children.values():
+            if not child.alive:
+                raise PipelineUnavailable(
+                    f"{child.name} ended with status {child.process.returncode}: {child.tail()}", process=child.name
+                )
+
+    async def _leader(self, deadline: float) -> str:
+        store = EtcdStore(EtcdOptions((*self._endpoints.split(","),)))
+        try:
+            while time.monotonic() < deadline:
+                self._check_children()
+                with contextlib.suppress(WaveppError):
+                    leader = await find_leader(store, self.plan.cluster)
+                    if leader is not None:
+                        return leader.address
+                await asyncio.sleep(POLL_S)
+        finally:
+            await store.close()
+        raise PipelineUnavailable(f"no controller led within {self.plan.timeout_s:g} s", process="controller")
+
+    # --- the end -----------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Stop controller, stages, then etcd: SIGTERM, a bounded wait, SIGKILL. Idempotent."""
+        if self._channel is not None:
+            await self._channel.close(0)
+            self._channel = None
+        order = sorted(self.children.values(), key=lambda child: child.name)
+        for child in order:
+            if child.alive:
+                child.process.send_signal(signal.SIGTERM)
+        await asyncio.gather(*(self._reap(child) for child in order))
+        self.children.clear()
+        if self.etcd is not None:
+            await self.etcd.close()
+            self.etcd = None
+
+    async def _reap(self, child: Child) -> None:
+        try:
+            async with asyncio.timeout(STOP_S):
+                await child.process.wait()
+        except TimeoutError:
+            child.process.kill()
+            await child.process.wait()
+
+
+def _of(values: Sequence[object], stage: int) -> str:
+    return str(values[stage] if len(values) > 1 else values[0])
+
+
+def _environment() -> dict[str, str]:
+    """Ours without settings meant for this command alone: every flag is passed explicitly."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("WAVEPP_")}
+    return kept | {"PYTHONUNBUFFERED": "1"}
+
+
+def _what_is_missing(pipeline: admin_pb2.PipelineStatus, status: admin_pb2.StatusResponse) -> str:
+    if pipeline.missing_stages:
+        return "no daemon for stage " + ", ".join(map(str, pipeline.missing_stages))
+    refused = [f"{member.key.stage}: {member.error.message}" for member in status.refused]
+    if refused:
+        return "refused stages " + "; ".join(refused)
+    return pipeline.last_fault.message or f"state {pipeline.state}"
