@@ -1,0 +1,71 @@
+"""One request's options, checked before anything is sent.
+
+Owns the defaults of `RequestOptions` and the client's own rules: seconds, and types that protobuf
+would refuse without naming a field. The rules of the wire are `convert.check_request`, the prompt's
+form is `_prompt.py`; vocabulary, window and pool sizes are the controller's to judge.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from dataclasses import replace
+
+from wavepp_proto import convert, limits
+from wavepp_proto.errors import InvalidRequest
+from wavepp_proto.terms import PipelineId, PrefillRequest, RequestId, Sampling
+
+NO_TOKENS_YET = bytes(4)
+"""Stands for a prompt that is still text: the other fields are judged before it is tokenized."""
+
+
+def checked(
+    token_ids: bytes,
+    default_deadline: float,
+    *,
+    pipeline: str | None = None,
+    deadline: float | None = None,
+    priority: int = 0,
+    cache_salt: str = "",
+    adapter: str = "",
+    sampling: Sampling = Sampling(),
+    request_id: str | None = None,
+) -> PrefillRequest:
+    """A request without trace, `deadline_ms` counted from now. The keywords are those of `RequestOptions`."""
+    seconds = default_deadline if deadline is None else check_seconds("deadline", deadline)
+    for field, text in (("cache_salt", cache_salt), ("adapter", adapter), ("request_id", request_id or "")):
+        if not isinstance(text, str):
+            raise InvalidRequest(f"{field} must be text, got {text!r}", field=field, value=repr(text))
+    for field, number in (("priority", priority), ("sampling.seed", sampling.seed)):
+        if not isinstance(number, int):
+            raise InvalidRequest(f"{field} must be an integer, got {number!r}", field=field, value=repr(number))
+    request = PrefillRequest(
+        request_id=RequestId(uuid.uuid4().hex if request_id is None else request_id),
+        token_ids=token_ids,
+        pipeline=None if pipeline is None else PipelineId(pipeline),
+        deadline_ms=math.ceil(seconds * 1000),
+        priority=priority,
+        cache_salt=cache_salt,
+        adapter=adapter,
+        sampling=sampling,
+    )
+    convert.check_request(request)
+    return request
+
+
+def with_tokens(request: PrefillRequest, token_ids: bytes) -> PrefillRequest:
+    """The request once its text became tokens."""
+    return replace(request, token_ids=token_ids)
+
+
+def check_seconds(field: str, value: float) -> float:
+    """A finite number of seconds in (0, one day]; raises InvalidRequest naming `field`."""
+    longest = limits.MAX_DEADLINE_MS / 1000
+    try:
+        fits = 0 < value <= longest  # NaN does not
+    except TypeError:
+        fits = False
+    if not fits:
+        message = f"{field} must be over 0 and at most {longest:g} seconds, got {value!r}"
+        raise InvalidRequest(message, field=field, value=repr(value), limit=longest)
+    return float(value)

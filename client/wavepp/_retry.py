@@ -1,0 +1,99 @@
+"""When trying again is safe, how long to wait before it, and when to stop.
+
+Owns the retry policy, the budget that all requests of a client share, and the one loop that applies
+both. Safe means: the controller cannot have accepted the request, or can only have lost it with its
+stream. The caller guarantees that by running nothing but the way to the FIRST answer inside
+`Retrier.run`; once an event came back, no error is retried.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from wavepp_proto.errors import (
+    ControllerUnavailable,
+    Draining,
+    DuplicateRequest,
+    InvalidRequest,
+    PipelineUnavailable,
+    QueueFull,
+    WaveppError,
+)
+
+T = TypeVar("T")
+
+REFUSED: Final = (QueueFull, Draining, PipelineUnavailable, ControllerUnavailable)
+"""Errors that say: not accepted, and later may be better."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How a client repeats requests that were not accepted. `RetryPolicy(attempts=1)` never does."""
+
+    attempts: int = 8
+    """Most tries of one request, the first included; >= 1."""
+    first_delay: float = 0.1
+    """Seconds before the second try; doubled for each further one, then jittered to 50..100 %."""
+    longest_delay: float = 2.0
+    """Cap of that delay (seconds). A longer `retry_after_ms` from the controller wins over it."""
+    budget: float = 100.0
+    """Retries that all requests of the client together may spend; an outage must not become a storm."""
+    refund: float = 0.5
+    """What one accepted request puts back, up to `budget`."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("attempts", 1), ("first_delay", 0), ("longest_delay", 0), ("budget", 0), ("refund", 0)):
+            value = getattr(self, name)
+            if not value >= least:
+                raise InvalidRequest(
+                    f"retry {name} must be >= {least}, got {value}", field=name, value=value, limit=least
+                )
+
+    def delay(self, tried: int, error: WaveppError, chance: float) -> float:
+        """Seconds to wait after `tried` tries ended in `error`; `chance` in [0, 1) is the jitter."""
+        # The exponent is bounded so that a policy of many attempts cannot overflow a float.
+        backoff = min(self.longest_delay, self.first_delay * 2.0 ** min(tried - 1, 64))
+        return max(backoff * (0.5 + chance / 2), (error.retry_after_ms or 0) / 1000)
+
+
+class Retrier:
+    """The policy of one client with what is left of its budget."""
+
+    def __init__(self, policy: RetryPolicy, chance: Callable[[], float] = random.random) -> None:
+        self.policy = policy
+        self.remaining = policy.budget
+        self._chance = chance
+
+    async def run(self, attempt: Callable[[], Awaitable[T]], give_up_at: float) -> T:
+        """First success of `attempt`, else the last error.
+
+        `give_up_at` is a time of the running loop: a wait that would reach it is not begun.
+        """
+        tried, lost = 0, False
+        while True:
+            tried += 1
+            try:
+                answer = await attempt()
+            except WaveppError as error:
+                # A stream that broke may outlive us on the controller for a moment: then our own
+                # request id is still live there, and the duplicate is ourselves.
+                if not (isinstance(error, REFUSED) or (lost and isinstance(error, DuplicateRequest))):
+                    raise
+                lost = lost or isinstance(error, ControllerUnavailable)
+                delay = self.policy.delay(tried, error, self._chance())
+                if not self._may_retry(tried, delay, give_up_at):
+                    raise
+            else:
+                self.remaining = min(self.policy.budget, self.remaining + self.policy.refund)
+                return answer
+            await asyncio.sleep(delay)
+
+    def _may_retry(self, tried: int, delay: float, give_up_at: float) -> bool:
+        if tried >= self.policy.attempts or self.remaining < 1:
+            return False
+        if asyncio.get_running_loop().time() + delay >= give_up_at:
+            return False
+        self.remaining -= 1
+        return True
