@@ -1,0 +1,129 @@
+"""A controller and P stage daemons as objects in one process, over real gRPC on loopback.
+
+Owns their life and the check of invariants I1, I2, I4 and I5 at the end: `async with Cluster(...)`
+fails the test that leaked. Membership is the in-memory store; everything else is the product.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from tests.harness.eventually import eventually
+from wavepp import AsyncClient
+from wavepp_controller.core.config import ControllerConfig
+from wavepp_controller.runtime.controller import Controller
+from wavepp_controller.runtime.settings import ControllerSettings
+from wavepp_proto.runtime.memory_store import MemoryStore
+from wavepp_proto.runtime.tracing import Tracer
+from wavepp_proto.terms import LinkKind
+from wavepp_stage.runtime.daemon import StageDaemon
+from wavepp_stage.runtime.settings import StageSettings
+
+EMULATED = "emulated:layers=8,vocabulary=1000,window=65536"
+PATIENT_MS = 10_000
+"""Heartbeat silence for tests that are not about it: a busy machine must not look like a dead host."""
+
+
+class Cluster:
+    """`async with Cluster(stages=4) as cluster`; `cluster.client` speaks to it."""
+
+    def __init__(
+        self,
+        stages: int = 2,
+        model: str = EMULATED,
+        engine: str = "emulated",
+        pool_blocks: Sequence[int] = (256,),
+        layers: Sequence[tuple[int, int]] = (),
+        block_tokens: int = 16,
+        wave_tokens: int = 128,
+        link: LinkKind | None = None,
+        tracers: Callable[[str], Tracer] | None = None,
+        **config: Any,
+    ) -> None:
+        self.stages = stages
+        self.store = MemoryStore()
+        self._tracers = tracers or (lambda service: None)
+        self._config = ControllerConfig(
+            wave_tokens=wave_tokens, link=link, **{"silence_ms": PATIENT_MS, "round_deadline_ms": PATIENT_MS, **config}
+        )
+        self._settings = [
+            StageSettings(
+                stage=stage,
+                stages=stages,
+                model=model,
+                engine=engine,
+                layers=layers[stage] if layers else None,
+                block_tokens=block_tokens,
+                pool_blocks=pool_blocks[stage] if len(pool_blocks) > 1 else pool_blocks[0],
+                wave_tokens=wave_tokens,
+                threads=1,
+            )
+            for stage in range(stages)
+        ]
+        self.daemons: list[StageDaemon] = []
+
+    async def __aenter__(self) -> Self:
+        self.controller = Controller(
+            ControllerSettings(self._config, listen="127.0.0.1:0"), self.store, self._tracers("wavepp-controller")
+        )
+        await self.controller.start()
+        self.daemons = [
+            StageDaemon(settings, self.store, self._tracers("wavepp-stage")) for settings in self._settings
+        ]
+        await asyncio.gather(*(daemon.start() for daemon in self.daemons))
+        await self.serving()
+        self.client = AsyncClient(self.controller.address)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                await self.check()
+        finally:
+            await self.client.close()
+            await self.controller.close()
+            await asyncio.gather(*(daemon.close() for daemon in self.daemons))
+
+    async def serving(self, formation: int = 1) -> None:
+        """Until the pipeline serves in at least the given formation."""
+
+        def ready() -> bool:
+            status = self.controller.machine.status()
+            return any(p.state == "serving" and p.formation >= formation for p in status.pipelines)
+
+        await eventually(ready, about="the pipeline to serve")
+
+    async def restart(self, stage: int) -> StageDaemon:
+        """A new incarnation of one stage (the old one must be closed)."""
+        daemon = self.daemons[stage] = StageDaemon(self._settings[stage], self.store, self._tracers("wavepp-stage"))
+        await daemon.start()
+        return daemon
+
+    async def check(self) -> None:
+        """After drain: nothing held anywhere, pools complete, all stages ran the same rows."""
+        await eventually(lambda: not self.controller.machine.live_requests, about="every request to end")
+        await eventually(self._nothing_held, about="every hold to be released")
+        self.controller.machine.check()
+        hashes = set()
+        for daemon in self.daemons:
+            core = daemon.core
+            core.read(lambda machine: machine.check())
+            inventory = core.read(lambda machine: machine.inventory())
+            assert inventory.holds == ()
+            assert inventory.announced == ()
+            capacity = inventory.capacity
+            assert capacity.escrowed_blocks == 0
+            assert capacity.free_blocks + inventory.cached_blocks + inventory.quarantined_blocks == inventory.pool_blocks
+            if daemon.control.plan is not None:
+                hashes.add(inventory.running_hash)
+        assert len(hashes) <= 1, "stages executed different rows (I1)"
+
+    def _nothing_held(self) -> bool:
+        inventories = [daemon.core.read(lambda machine: machine.inventory()) for daemon in self.daemons]
+        quiet = all(not found.holds and not found.announced and not found.quarantined_blocks for found in inventories)
+        return quiet and len({found.last_wave for found in inventories}) <= 1
