@@ -28,7 +28,7 @@ def etcd() -> Iterator[RealEtcd]:
 @pytest.fixture(params=["etcd", "memory"])
 async def store(request: pytest.FixtureRequest, etcd: RealEtcd) -> AsyncIterator[MembershipStore]:
     """Both stores: the one for tests must behave as the real one does."""
-    store: MembershipStore = etcd.open_store() if request.param == "etcd" else MemoryStore()
+    store: MembershipStore = etcd.open_store(20.0) if request.param == "etcd" else MemoryStore()
     yield store
     await store.close()
 

@@ -25,12 +25,14 @@ T = TypeVar("T")
 class RealEtcd:
     """Start with the constructor, end with `close`."""
 
-    def __init__(self, security: ServerSecurity = PLAIN_SERVER, base: Path | None = None) -> None:
+    def __init__(
+        self, security: ServerSecurity = PLAIN_SERVER, base: Path | None = None, client_port: int | None = None
+    ) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="test-etcd", daemon=True)
         self._thread.start()
         self._paused = False
-        self.server: EtcdServer = self._await(EtcdServer.start(security=security, base=base))
+        self.server: EtcdServer = self._await(EtcdServer.start(security=security, base=base, client_port=client_port))
 
     @property
     def options(self) -> EtcdOptions:

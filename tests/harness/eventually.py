@@ -10,21 +10,23 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar, cast
+from typing import Any, TypeVar, overload
 
 T = TypeVar("T")
 
 _POLL_S = 0.02
 
 
-async def eventually(
-    predicate: Callable[[], T | None] | Callable[[], Awaitable[T | None]], within: float = 30.0, about: str = ""
-) -> T:
+@overload
+async def eventually(predicate: Callable[[], Awaitable[T | None]], within: float = 30.0, about: str = "") -> T: ...
+@overload
+async def eventually(predicate: Callable[[], T | None], within: float = 30.0, about: str = "") -> T: ...
+async def eventually(predicate: Callable[[], Any], within: float = 30.0, about: str = "") -> Any:
     """First truthy value of `predicate` (plain or async); AssertionError after `within` seconds."""
     deadline = time.monotonic() + within
     while True:
         outcome = predicate()
-        value = cast("T | None", await outcome if inspect.isawaitable(outcome) else outcome)
+        value = await outcome if inspect.isawaitable(outcome) else outcome
         if value:
             return value
         if time.monotonic() > deadline:

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         os.execvp(argv[0], argv)
     except OSError as error:
-        print(f"cannot run {argv[0]}: {error.strerror}", file=sys.stderr)
+        sys.stderr.write(f"cannot run {argv[0]}: {error.strerror}\n")
         return EXIT_NOT_RUN
 
 

@@ -72,6 +72,7 @@ class Leadership:
         self._ttl_s = ttl_s
         self._rng = rng or random.Random()
         self._backoff = Backoff(rng=self._rng)
+        self._authority: Authority | None = None
         self._holding: asyncio.Task[None] | None = None
         self._lease: LeaseId | None = None
 
@@ -83,14 +84,17 @@ class Leadership:
                 authority = await self._try_to_win()
                 if authority is not None:
                     return authority
-            except (LeaseGone, RevisionCompacted, *STORE_TROUBLE) as error:
+            except LeaseGone:
+                self._lease = None
+            except STORE_TROUBLE as error:
                 _log.warning("campaign waits for the store", error=str(error))
                 await asyncio.sleep(self._backoff.next_s())
 
     async def resign(self) -> None:
         """Give the key up, waiting a bounded time for the store; the authority is lost at once. Idempotent."""
         holding, self._holding = self._holding, None
-        if holding is not None:
+        if holding is not None and self._authority is not None:
+            self._authority.lost.set()
             holding.cancel()
             await asyncio.gather(holding, return_exceptions=True)
         lease, self._lease = self._lease, None
@@ -102,18 +106,20 @@ class Leadership:
     async def _try_to_win(self) -> Authority | None:
         """Wait for the key to be free, then claim it; None if another was faster."""
         standing = await _standing(self._store, self._key)
-        if standing is not None:
+        if standing is not None and (standing.lease is None or standing.lease != self._lease):
             _log.info("another controller leads", leader=standing.value.decode(), epoch=standing.create_revision)
             await self._until_gone(standing.create_revision)
         asked_at = asyncio.get_running_loop().time()
-        self._lease = await self._store.grant(self._ttl_s)
+        if self._lease is None:
+            self._lease = await self._store.grant(self._ttl_s)
+        else:
+            await self._store.keep_alive(self._lease)
         claim = await self._store.create_if_absent(self._key, self._address.encode(), self._lease)
-        # A repeated claim may find what a first, unanswered one had written: the lease tells.
+        # The lease tells whose it is: a claim whose answer was lost is found again, and is ours.
         if claim.item.lease != self._lease:
-            await self.resign()
             return None
         self._backoff.reset()
-        authority = Authority(Epoch(claim.item.create_revision))
+        authority = self._authority = Authority(Epoch(claim.item.create_revision))
         self._holding = asyncio.create_task(self._hold(authority, self._lease, asked_at), name="leadership")
         _log.info("leading", epoch=authority.epoch, address=self._address)
         return authority

@@ -64,29 +64,31 @@ class EtcdServer:
         deadline_s: float = 30.0,
         security: ServerSecurity = PLAIN_SERVER,
         base: Path | None = None,
+        client_port: int | None = None,
     ) -> EtcdServer:
         """Start and wait until it answers a put. Call it from the thread that shall own the child.
 
+        `client_port` asks for one port instead of any free one; `base` is where its folder is made.
         `security` with `ca` demands client certificates; its own then serves as this side's client
         certificate. Raises MembershipUnavailable with the end of etcd's log when it does not come up.
         """
         if binary is None:
             binary = await asyncio.to_thread(find_etcd)
-        ended = ""
         for _ in range(_TRIES):
-            server = await cls._spawn(binary, security, base)
+            server = await cls._spawn(binary, security, base, client_port)
             try:
                 async with asyncio.timeout(deadline_s):
-                    ready = await server._until_ready()
+                    ended = await server._until_ready()
             except TimeoutError:
-                ready, ended = False, f"no answer within {deadline_s} s. "
+                ended = f"no answer within {deadline_s} s, log: {server._log_tail()}"
+                await server.close()
+                break
             except BaseException:
                 await server.close()
                 raise
-            if ready:
+            if ended is None:
                 _log.info("etcd started", version=binary.version, source=binary.source, endpoint=server.endpoint)
                 return server
-            ended += server._log_tail()
             await server.close()
         raise MembershipUnavailable(
             f"etcd {binary.version} ({binary.path}) did not start: {ended}", field="etcd_binary"
@@ -106,9 +108,12 @@ class EtcdServer:
         self._folder.close()
 
     @classmethod
-    async def _spawn(cls, binary: EtcdBinary, security: ServerSecurity, base: Path | None) -> EtcdServer:
+    async def _spawn(
+        cls, binary: EtcdBinary, security: ServerSecurity, base: Path | None, client_port: int | None
+    ) -> EtcdServer:
         folder = ScratchFolder("wavepp-etcd", base)
-        client_port, peer_port = _free_ports(2)
+        free_port, peer_port = _free_ports(2)
+        client_port = client_port or free_port
         arguments = _arguments(folder.path, client_port, peer_port, security)
         with (folder.path / "etcd.log").open("wb") as log:
             process = await asyncio.create_subprocess_exec(
@@ -129,18 +134,18 @@ class EtcdServer:
         )
         return cls(binary, folder, process, options)
 
-    async def _until_ready(self) -> bool:
-        """True once a put was answered; False if the process ended first."""
+    async def _until_ready(self) -> str | None:
+        """None once a put was answered; the end of the log if the process ended first."""
         store = EtcdStore(self.options)
         backoff = Backoff(first_s=0.05, most_s=0.5)
         try:
             while self._process.returncode is None:
                 try:
                     await store.put("/wavepp-ready", b"")
-                    return True
+                    return None
                 except STORE_TROUBLE:
                     await asyncio.sleep(backoff.next_s())
-            return False
+            return f"it ended with status {self._process.returncode}, log: {self._log_tail()}"
         finally:
             await store.close()
 
