@@ -25,7 +25,6 @@ from wavepp_proto.terms import (
     WaveCommand,
     WaveOrdinal,
 )
-
 from wavepp_stage.core.work import WaveWork
 
 # --- events from the network --------------------------------------------------------------------
@@ -43,8 +42,8 @@ class InventoryAsked:
 class JoinAsked:
     """Ends an earlier formation and installs this one; an unchanged pool keeps its cached blocks.
 
-    Answers FormationStarted with `rebuild` True when band, pool or block size changed (the shell
-    loads the engine again and every cached block is gone, in the digest as well)."""
+    Answers FormationStarted with `rebuild` True when band, pool, block size or budget changed (the
+    shell loads the engine again and every cached block is gone, in the digest as well)."""
 
     plan: JoinPlan
     now: float
@@ -96,6 +95,8 @@ class PrepareWave:
 
     ordinal: WaveOrdinal
     now: float
+    formation: int | None = None
+    """The wave's formation: an executor that outlives it is refused. None skips this check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,8 @@ class WaveRetired:
     faults: tuple[RowFault, ...]
     results: tuple[RowResult, ...]
     now: float
+    formation: int | None = None
+    """As in PrepareWave."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
 from wavepp_proto.terms import Formation, HoldKey, Sampling, TraceContext, WaveOrdinal
 
 BlockTable = npt.NDArray[np.int32]

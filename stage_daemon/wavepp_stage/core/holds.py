@@ -1,0 +1,123 @@
+"""What one attempt of one request holds on this stage, and the one table of its life.
+
+    lease          escrow             commit              materialise        install
+  ─────────▶ leased ─────▶ escrowed ─────▶ committed ─────────▶ materialising ─────▶ owned
+                │              ▲  │ revise      │ uncommit │          │                 │
+                │              └──┴─────────────┘          │    release: waits          │
+                └───────────────── release ────────────────┴──────────┴── release ──────┴──▶ retired
+
+Owns phases and the story of each hold. Counts and blocks are block_cache.py's. The table is the
+truth: `advance` compares the phase and sets it in one step, an absent pair is an IllegalTransition.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from wavepp_proto.errors import InternalError
+from wavepp_proto.terms import HoldKey
+from wavepp_stage.core.block_hashes import BlockHashes
+from wavepp_stage.core.block_tree import NO_NODES, Nodes
+from wavepp_stage.core.work import BlockTable
+
+STORY_ENTRIES = 16
+
+
+class Phase(Enum):
+    LEASED = "leased"  # holds a chain; holds no room
+    ESCROWED = "escrowed"  # room is counted; the endpoint may still fall
+    COMMITTED = "committed"  # the endpoint is fixed
+    MATERIALISING = "materialising"  # blocks are being taken; a release waits
+    OWNED = "owned"  # the sequence has its block table
+    RETIRED = "retired"  # holds nothing
+
+
+class HoldInput(Enum):
+    ESCROW = "escrow"
+    COMMIT = "commit"
+    UNCOMMIT = "uncommit"  # a revise may lower a committed endpoint
+    REVISE = "revise"  # trim an uncommitted hold
+    MATERIALISE = "materialise"
+    INSTALL = "install"
+    RELEASE = "release"
+    END_FORMATION = "end formation"  # the waves are gone, whatever was being done
+
+
+TRANSITIONS: dict[tuple[Phase, HoldInput], Phase] = {
+    (Phase.LEASED, HoldInput.ESCROW): Phase.ESCROWED,
+    (Phase.LEASED, HoldInput.RELEASE): Phase.RETIRED,
+    (Phase.LEASED, HoldInput.END_FORMATION): Phase.RETIRED,
+    (Phase.ESCROWED, HoldInput.COMMIT): Phase.COMMITTED,
+    (Phase.ESCROWED, HoldInput.REVISE): Phase.ESCROWED,
+    (Phase.ESCROWED, HoldInput.RELEASE): Phase.RETIRED,
+    (Phase.ESCROWED, HoldInput.END_FORMATION): Phase.RETIRED,
+    (Phase.COMMITTED, HoldInput.UNCOMMIT): Phase.ESCROWED,
+    (Phase.COMMITTED, HoldInput.MATERIALISE): Phase.MATERIALISING,
+    (Phase.COMMITTED, HoldInput.RELEASE): Phase.RETIRED,
+    (Phase.COMMITTED, HoldInput.END_FORMATION): Phase.RETIRED,
+    (Phase.MATERIALISING, HoldInput.INSTALL): Phase.OWNED,
+    (Phase.MATERIALISING, HoldInput.RELEASE): Phase.MATERIALISING,
+    (Phase.MATERIALISING, HoldInput.END_FORMATION): Phase.RETIRED,
+    (Phase.OWNED, HoldInput.RELEASE): Phase.RETIRED,
+    (Phase.OWNED, HoldInput.END_FORMATION): Phase.RETIRED,
+}
+
+
+class IllegalTransition(InternalError):
+    """An input that the hold's phase does not know; carries the hold's story."""
+
+
+@dataclass(slots=True)
+class Hold:
+    """One entry of the ledger.
+
+    Block row of the prompt, each position in exactly one place:
+
+        | chain: held nodes             | to come                    |   before materialise
+        | leased        | private ... published ─▶ node | private ... |   after: `table` covers it all
+    """
+
+    key: HoldKey
+    prompt_tokens: int
+    hashes: BlockHashes
+    ignore_floor: bool
+    """The one oversized request: its own charges may use the headroom."""
+    phase: Phase = Phase.LEASED
+    chain: Nodes = field(default_factory=lambda: NO_NODES)
+    """Held nodes from the root down: the lease, then what this sequence published."""
+    leased_blocks: int = 0
+    """Blocks of the lease; the endpoint in blocks."""
+    escrow: int = 0
+    """Blocks promised and not taken yet."""
+    table: BlockTable = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    """Empty until materialised; then ceil(prompt / B) block ids."""
+    private: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
+    """Which blocks of `table` belong to this sequence alone."""
+    publishing: bool = True
+    """False after a hash collision or for want of room: the rest of the sequence stays private."""
+    release_waits: bool = False
+    """A release arrived in `materialising`."""
+    story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_ENTRIES))
+
+    def advance(self, given: HoldInput) -> Phase:
+        """Move by the table; raises IllegalTransition with the story of this hold."""
+        reached = TRANSITIONS.get((self.phase, given))
+        if reached is None:
+            raise IllegalTransition(
+                f"{given.value} is illegal for a hold that is {self.phase.value}",
+                request_id=self.key.request_id,
+                attempt=self.key.attempt,
+                story=" > ".join(self.story) or "new",
+            )
+        self.story.append(f"{given.value}:{reached.value}")
+        self.phase = reached
+        return reached
+
+    @property
+    def private_blocks(self) -> BlockTable:
+        return self.table[self.private]

@@ -1,0 +1,49 @@
+"""Rules about a JoinPlan on the stage's side: is it sane, and does it need another cache.
+
+Owns these two questions only; what engines can load is theirs to refuse (engine/base.py).
+"""
+
+from __future__ import annotations
+
+from wavepp_proto.errors import JoinRefused
+from wavepp_proto.limits import MAX_BLOCK_TOKENS, MAX_LANES, MAX_STAGES
+from wavepp_proto.terms import JoinPlan
+
+
+def check_plan(plan: JoinPlan) -> None:
+    """Raise JoinRefused naming the first field out of range."""
+    ranges = [
+        ("stages", plan.stages, 1, MAX_STAGES),
+        ("stage", plan.key.stage, 0, plan.stages - 1),
+        ("block_tokens", plan.block_tokens, 1, MAX_BLOCK_TOKENS),
+        ("pool_blocks", plan.pool_blocks, 1, None),
+        ("floor_blocks", plan.floor_blocks, 0, plan.pool_blocks - 1),
+        ("lanes", plan.lanes, 1, MAX_LANES),
+        ("wave_tokens", plan.wave_tokens, 1, None),
+        ("last_layer", plan.last_layer, plan.first_layer + 1, None),
+    ]
+    for name, value, least, most in ranges:
+        if value < least:
+            raise JoinRefused(f"{name} is too small", field=name, value=value, limit=least)
+        if most is not None and value > most:
+            raise JoinRefused(f"{name} is too large", field=name, value=value, limit=most)
+
+
+def needs_rebuild(old: JoinPlan | None, new: JoinPlan) -> bool:
+    """True when cached blocks of `old` mean nothing under `new`, or the engine must load again."""
+    return old is None or _shape(old) != _shape(new)
+
+
+def _shape(plan: JoinPlan) -> tuple[object, ...]:
+    return (
+        plan.key,
+        plan.stages,
+        plan.model_fingerprint,
+        plan.first_layer,
+        plan.last_layer,
+        plan.block_tokens,
+        plan.pool_blocks,
+        plan.host_pool_blocks,
+        plan.wave_tokens,
+        plan.lanes,
+    )

@@ -1,0 +1,337 @@
+"""The stage daemon's core: events in, actions out (DESIGN.md sections 4, 5 and 7).
+
+    standing ──Join──▶ serving ──FormationEnd, Join, higher epoch──▶ standing (the cache stays)
+
+Owns authority (epoch, formation, incarnation), the formation in service and the order in which its
+parts hear of things. Does not own time, threads or bytes: a shell calls `handle` under one mutex. The
+fence is checked in `_gate`, before any handler; handlers never look at epochs or incarnations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from wavepp_proto.errors import FormationEnded as FormationEndedError
+from wavepp_proto.errors import InternalError, RowVoided, StaleMessage
+from wavepp_proto.fence import NO_EPOCH, NO_FORMATION, Standing, check_epoch, check_fence
+from wavepp_proto.terms import (
+    AnnounceAck,
+    Capacity,
+    Digest,
+    Epoch,
+    HoldKey,
+    Incarnation,
+    Inventory,
+    JoinPlan,
+    Release,
+    RoundOrdinal,
+    Row,
+    RowFault,
+    WaveOrdinal,
+)
+from wavepp_stage.core import events as ev
+from wavepp_stage.core.announcements import Announcements
+from wavepp_stage.core.block_cache import BlockCache
+from wavepp_stage.core.cache_manager import CacheManager
+from wavepp_stage.core.digest_feed import DigestFeed
+from wavepp_stage.core.join_plan import check_plan, needs_rebuild
+from wavepp_stage.core.rounds import Rounds
+from wavepp_stage.core.sequences import Sequences, void_row
+from wavepp_stage.core.waves import WaveOrder, chunks_hash
+from wavepp_stage.core.work import RowWork, WaveWork
+
+MakeCache = Callable[[JoinPlan, DigestFeed], CacheManager]
+
+
+def block_cache(plan: JoinPlan, feed: DigestFeed) -> CacheManager:
+    """The cache manager of engines that leave their cache to us."""
+    return BlockCache(plan.pool_blocks, plan.block_tokens, plan.floor_blocks, feed)
+
+
+@dataclass(slots=True)
+class _Serving:
+    """Everything that lives and dies with one formation."""
+
+    plan: JoinPlan
+    waves: WaveOrder
+    rounds: Rounds
+    sequences: Sequences
+    releases: dict[HoldKey, WaveOrdinal] = field(default_factory=dict)
+    """Releases that wait for a wave to retire."""
+
+
+class StageMachine:
+    """One incarnation of a stage daemon."""
+
+    def __init__(self, incarnation: Incarnation, make_cache: MakeCache = block_cache) -> None:
+        self.standing = Standing(NO_EPOCH, NO_FORMATION, incarnation)
+        self.plan: JoinPlan | None = None
+        """The last plan joined; its pool and cache outlive its formation."""
+        self._make_cache = make_cache
+        self._feed = DigestFeed(incarnation)
+        self._cache: CacheManager | None = None
+        self._announcements = Announcements(self._is_held)
+        self._serving: _Serving | None = None
+        self._room = 0
+        """Room that readers of the digest were last woken for (blocks)."""
+
+    # --- the only door ----------------------------------------------------------------------------
+
+    def handle(self, event: ev.Event) -> list[ev.Action]:
+        """Apply one event. Raises the typed error of whoever sent it; then nothing was applied.
+
+        A broken invariant is nobody's message: it comes back as a CoreError."""
+        self._gate(event)
+        try:
+            actions = self._dispatch(event)
+        except InternalError as error:
+            return [ev.CoreError(error.info())]
+        if self._has_news():
+            actions.append(ev.DigestChanged())
+        return actions
+
+    def _gate(self, event: ev.Event) -> None:
+        """The one check for staleness."""
+        match event:
+            case ev.InventoryAsked():
+                check_epoch(event.fence, self.standing)
+            case ev.JoinAsked():
+                check_epoch(event.plan.fence, self.standing)
+            case ev.Announced():
+                check_fence(event.frame.fence, self.standing)
+            case ev.RoundArrived():
+                check_fence(event.round.fence, self.standing)
+            case ev.WaveArrived():
+                check_fence(event.command.fence, self.standing)
+            case ev.FormationEnd():
+                check_fence(event.fence, self.standing)
+            case ev.ReleaseArrived():
+                check_fence(event.fence, self.standing, formation=False)
+            case ev.PrepareWave() | ev.WaveRetired():
+                if event.formation not in (None, self.standing.formation):
+                    raise StaleMessage(
+                        "the wave's formation has ended",
+                        field="formation",
+                        value=event.formation,
+                        limit=self.standing.formation,
+                    )
+            case ev.ExecutorStopped():
+                pass  # speaks of its own formation, whichever is in service
+
+    def _dispatch(self, event: ev.Event) -> list[ev.Action]:
+        match event:
+            case ev.InventoryAsked():
+                return self._take_inventory(event)
+            case ev.JoinAsked():
+                return self._join(event)
+            case ev.FormationEnd():
+                return self._end_formation()
+            case ev.Announced():
+                return self._announce(event)
+            case ev.RoundArrived():
+                return [ev.SendVotes(self._served().rounds.apply(event.round))]
+            case ev.WaveArrived():
+                accepted = self._served().waves.accept(event.command)
+                return [ev.WaveQueued(event.command)] if accepted else []
+            case ev.ReleaseArrived():
+                self._release(event.release, event.fence.formation == self.standing.formation)
+                return []
+            case ev.PrepareWave():
+                return self._prepare_wave(self._served(), event.ordinal)
+            case ev.WaveRetired():
+                return self._retire_wave(self._served(), event)
+            case ev.ExecutorStopped():
+                if self._cache is not None:
+                    self._cache.executor_stopped(event.formation)
+                return []
+
+    # --- authority --------------------------------------------------------------------------------
+
+    def _take_inventory(self, event: ev.InventoryAsked) -> list[ev.Action]:
+        """Fence first: whatever the inventory lists, no older authority can change any more."""
+        inventory = self._inventory(event)
+        ended = self._install_epoch(event.fence.epoch)
+        return [*ended, ev.InventoryTaken(inventory)]
+
+    def _install_epoch(self, epoch: Epoch) -> list[ev.Action]:
+        """A new authority knows nothing of what an older one announced or ran."""
+        if epoch == self.standing.epoch:
+            return []
+        self.standing = replace(self.standing, epoch=epoch)
+        ended = self._end_formation()
+        self._announcements.clear()
+        return ended
+
+    def _inventory(self, event: ev.InventoryAsked) -> Inventory:
+        cache, serving = self._cache, self._serving
+        return Inventory(
+            event.fence,
+            holds=cache.inventory() if cache else (),
+            announced=self._announcements.keys(),
+            last_round=serving.rounds.last if serving else RoundOrdinal(0),
+            last_wave=serving.waves.retired if serving else WaveOrdinal(0),
+            running_hash=serving.waves.running_hash if serving else b"",
+            capacity=self.capacity(),
+            pool_blocks=cache.pool_blocks if cache else 0,
+            cached_blocks=cache.cached_blocks if cache else 0,
+            quarantined_blocks=cache.quarantined_blocks if cache else 0,
+        )
+
+    def _join(self, event: ev.JoinAsked) -> list[ev.Action]:
+        plan, old = event.plan, self.plan
+        if plan.fence.epoch == self.standing.epoch and plan.fence.formation <= self.standing.formation:
+            raise StaleMessage(
+                "the formation is not a new one",
+                field="formation",
+                value=plan.fence.formation,
+                limit=self.standing.formation,
+            )
+        check_plan(plan)
+        ended = self._serving.plan.fence.formation if self._serving else NO_FORMATION
+        self._install_epoch(plan.fence.epoch)
+        self._end_formation()
+        rebuild = needs_rebuild(old, plan)
+        if rebuild or self._cache is None:
+            self._cache = self._make_cache(plan, self._feed)
+        self._cache.floor_blocks = plan.floor_blocks
+        if old is not None and old.block_tokens != plan.block_tokens:
+            self._announcements.clear()
+        self.plan = plan
+        self.standing = replace(self.standing, formation=plan.fence.formation)
+        self._serving = _Serving(
+            plan,
+            WaveOrder(plan),
+            Rounds(plan.block_tokens, self._cache, self._announcements, lambda release: self._release(release, True)),
+            Sequences(plan, self._cache, self._announcements),
+        )
+        return [ev.FormationStarted(plan, rebuild, ended)]
+
+    def _end_formation(self) -> list[ev.Action]:
+        """Every hold ends; requests that ran are over here, the others may be prepared again."""
+        serving, self._serving = self._serving, None
+        if serving is None or self._cache is None:
+            return []
+        formation = serving.plan.fence.formation
+        self._cache.end_formation(formation)
+        for key in serving.sequences:
+            self._announcements.forget(key)
+        return [ev.FormationEnded(formation)]
+
+    # --- admission --------------------------------------------------------------------------------
+
+    def _announce(self, event: ev.Announced) -> list[ev.Action]:
+        frame = event.frame
+        complete = self._announcements.add(frame, self._served().plan.block_tokens)
+        return [ev.SendAck(AnnounceAck(frame.fence, frame.key))] if complete else []
+
+    def _release(self, release: Release, current: bool) -> None:
+        """Apply a release once the last wave that contains the request has retired here.
+
+        `current`: it speaks of the formation in service; an older one's holds are gone already."""
+        serving, key = self._serving, release.key
+        if serving is None or not current:
+            if not self._is_held(key):
+                self._announcements.forget(key)
+            return
+        # Never trust the sender alone: a wave in flight that contains the request is waited for.
+        after = max(release.after_wave or WaveOrdinal(0), serving.waves.last_wave_of(key))
+        if after > serving.waves.retired:
+            serving.releases[key] = max(after, serving.releases.get(key, after))
+        else:
+            self._give_up(serving, key)
+
+    def _give_up(self, serving: _Serving, key: HoldKey) -> None:
+        """A hold that never ran may be prepared again; anything else is over and forgotten."""
+        assert self._cache is not None, "a formation is in service"
+        held, ran = self._is_held(key), key in serving.sequences
+        if held:
+            self._cache.release(key)
+        if ran or not (held or key in serving.rounds.refused):
+            self._announcements.forget(key)
+        serving.rounds.forget(key)
+        serving.sequences.forget(key)
+
+    # --- execution --------------------------------------------------------------------------------
+
+    def _prepare_wave(self, serving: _Serving, ordinal: WaveOrdinal) -> list[ev.Action]:
+        command = serving.waves.prepare(ordinal)
+        faults: list[RowFault] = []
+        rows: list[RowWork] = []
+        for index, row in enumerate(command.rows):
+            try:
+                rows.append(self._prepare_row(serving, row))
+            except RowVoided as error:
+                serving.waves.void(row.key)
+                faults.append(RowFault(index, error.info()))
+                rows.append(void_row(row))
+        work = WaveWork(serving.waves.formation, ordinal, tuple(rows), chunks_hash(command))
+        return [ev.WavePrepared(work, tuple(faults))]
+
+    def _prepare_row(self, serving: _Serving, row: Row) -> RowWork:
+        if serving.waves.is_void(row.key):
+            return void_row(row)
+        work = serving.sequences.prepare(row)
+        serving.rounds.forget(row.key)
+        return work
+
+    def _retire_wave(self, serving: _Serving, event: ev.WaveRetired) -> list[ev.Action]:
+        assert self._cache is not None, "a formation is in service"
+        void = event.void_bitmap | serving.waves.void_bitmap(event.ordinal)
+        command = serving.waves.retire(event.ordinal)
+        for index, row in enumerate(command.rows):
+            if void >> index & 1:
+                serving.waves.void(row.key)
+            elif row.key in serving.sequences:
+                self._cache.publish(row.key, row.start + row.length)
+        for key, after in list(serving.releases.items()):
+            if after <= event.ordinal:
+                del serving.releases[key]
+                self._give_up(serving, key)
+        running = serving.waves.running_hash
+        return [ev.WaveDone(event.ordinal, void, running, event.faults, event.results, self.capacity())]
+
+    # --- what the shell may ask -------------------------------------------------------------------
+
+    @property
+    def unadmitted_requests(self) -> int:
+        """Requests announced here that do not run yet."""
+        running = len(self._serving.sequences) if self._serving else 0
+        return len(self._announcements) - running
+
+    def void_bitmap(self, ordinal: WaveOrdinal) -> int:
+        """Rows of an accepted wave that are void by now: ask before a wave prepared ahead runs."""
+        return self._served().waves.void_bitmap(ordinal)
+
+    def capacity(self) -> Capacity:
+        return self._cache.capacity() if self._cache else Capacity(0, 0, 0)
+
+    def digests_since(self, seq: int) -> list[Digest]:
+        """What a reader at `seq` has not seen; nothing before the first join."""
+        return self._cache.digests_since(seq) if self._cache else []
+
+    def check(self) -> None:
+        """Verify every invariant; raises InternalError naming the broken one."""
+        if self._cache is not None:
+            self._cache.check()
+        owned = {state.key for state in self._cache.inventory() if state.owned_blocks} if self._cache else set()
+        running = set(self._serving.sequences) if self._serving else set()
+        if not owned <= running:
+            raise InternalError("blocks are owned by nobody that runs", field="owned", value=str(owned - running))
+
+    # --- parts ------------------------------------------------------------------------------------
+
+    def _served(self) -> _Serving:
+        if self._serving is None:
+            raise FormationEndedError("no formation is in service", formation=self.standing.formation)
+        return self._serving
+
+    def _is_held(self, key: HoldKey) -> bool:
+        return self._cache is not None and self._cache.hold_state(key) is not None
+
+    def _has_news(self) -> bool:
+        """Residency changed, or there is more room than readers were last told."""
+        capacity = self.capacity()
+        room = capacity.free_blocks + capacity.evictable_blocks - capacity.escrowed_blocks
+        grew, self._room = room > self._room, room
+        return grew or self._feed.has_news

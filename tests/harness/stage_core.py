@@ -1,0 +1,200 @@
+"""Builders and a driver for the stage core, without a shell.
+
+`StageDriver` plays the controller and the executor of one stage: it counts ordinals, posts events and
+checks every invariant after each. Used by unit and property tests of the stage core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from wavepp_proto.hashing import HashScope, hash_blocks
+from wavepp_proto.terms import (
+    AnnounceFrame,
+    Attempt,
+    DaemonKey,
+    Epoch,
+    Fence,
+    Formation,
+    HoldKey,
+    Incarnation,
+    JoinPlan,
+    LinkKind,
+    PipelineId,
+    Prepare,
+    Release,
+    RequestId,
+    Revise,
+    Round,
+    Row,
+    RowFault,
+    Sampling,
+    StageIndex,
+    Vote,
+    WaveCommand,
+    WaveOrdinal,
+)
+from wavepp_stage.core import events as ev
+from wavepp_stage.core.block_hashes import BlockHashes
+from wavepp_stage.core.machine import StageMachine
+
+B = 4
+"""Tokens in a block of these tests."""
+SCOPE = HashScope("model", "layout")
+A = TypeVar("A")
+
+
+def packed_hashes(tokens: Sequence[int], block_tokens: int = B) -> bytes:
+    return hash_blocks(SCOPE, np.asarray(tokens, dtype="<i4").tobytes(), block_tokens)
+
+
+def hashes(tokens: Sequence[int], block_tokens: int = B) -> BlockHashes:
+    return BlockHashes.unpack(packed_hashes(tokens, block_tokens))
+
+
+def key(name: str, attempt: int = 1) -> HoldKey:
+    return HoldKey(RequestId(name), Attempt(attempt))
+
+
+def join_plan(
+    *,
+    epoch: int = 1,
+    formation: int = 1,
+    incarnation: int = 7,
+    stage: int = 0,
+    stages: int = 2,
+    pool_blocks: int = 16,
+    floor_blocks: int = 0,
+    layers: tuple[int, int] = (0, 4),
+    block_tokens: int = B,
+) -> JoinPlan:
+    return JoinPlan(
+        fence=Fence(Epoch(epoch), Formation(formation), Incarnation(incarnation)),
+        key=DaemonKey(PipelineId("p"), StageIndex(stage)),
+        stages=stages,
+        ranks=1,
+        model_fingerprint="model",
+        first_layer=layers[0],
+        last_layer=layers[1],
+        block_tokens=block_tokens,
+        pool_blocks=pool_blocks,
+        host_pool_blocks=0,
+        floor_blocks=floor_blocks,
+        wave_tokens=1024,
+        lanes=8,
+        link=LinkKind.NONE,
+        link_store="",
+        peers=(),
+        deadline_ms=1000,
+    )
+
+
+@dataclass
+class StageDriver:
+    """One stage machine with a controller and an executor that do as they are told."""
+
+    machine: StageMachine
+    plan: JoinPlan
+    round_ordinal: int = 0
+    wave_ordinal: int = 0
+
+    @classmethod
+    def joined(cls, plan: JoinPlan | None = None, machine: StageMachine | None = None) -> StageDriver:
+        plan = plan or join_plan()
+        driver = cls(machine or StageMachine(plan.fence.incarnation), plan)
+        driver.post(ev.JoinAsked(plan, 0.0))
+        return driver
+
+    def rejoin(self, plan: JoinPlan) -> list[ev.Action]:
+        self.plan, self.wave_ordinal = plan, 0
+        return self.post(ev.JoinAsked(plan, 0.0))
+
+    def post(self, event: ev.Event) -> list[ev.Action]:
+        actions = self.machine.handle(event)
+        self.machine.check()
+        return actions
+
+    def one(self, event: ev.Event, kind: type[A]) -> A:
+        """The only action of `kind` that `event` caused."""
+        (action,) = [action for action in self.post(event) if isinstance(action, kind)]
+        return action
+
+    def fence(self, ordinal: int = 0) -> Fence:
+        fence = self.plan.fence
+        return Fence(fence.epoch, fence.formation, fence.incarnation, ordinal)
+
+    def announce(self, name: str, tokens: Sequence[int], *, send_tokens: bool = True, attempt: int = 1) -> HoldKey:
+        frame = self.frame(name, tokens, send_tokens=send_tokens, attempt=attempt)
+        self.post(ev.Announced(frame, 0.0))
+        return frame.key
+
+    def frame(self, name: str, tokens: Sequence[int], *, send_tokens: bool = True, attempt: int = 1) -> AnnounceFrame:
+        packed = np.asarray(tokens, dtype="<i4").tobytes()
+        return AnnounceFrame(
+            self.fence(),
+            key(name, attempt),
+            prompt_tokens=len(tokens),
+            first_block=0,
+            block_hashes=packed_hashes(tokens, self.plan.block_tokens),
+            first_token=0,
+            token_ids=packed if send_tokens else b"",
+            last=True,
+            sampling=Sampling(seed=11),
+        )
+
+    def next_round(
+        self,
+        *,
+        releases: Sequence[Release] = (),
+        revises: Sequence[Revise] = (),
+        prepares: Sequence[Prepare] = (),
+    ) -> ev.RoundArrived:
+        self.round_ordinal += 1
+        asked = Round(self.fence(self.round_ordinal), 1000, tuple(releases), tuple(revises), tuple(prepares))
+        return ev.RoundArrived(asked, 0.0)
+
+    def votes(self, **entries: Sequence[Release] | Sequence[Revise] | Sequence[Prepare]) -> tuple[Vote, ...]:
+        return self.one(self.next_round(**entries), ev.SendVotes).votes.votes  # type: ignore[arg-type]
+
+    def prepare(self, hold: HoldKey, candidate: int = 0, *, ignore_headroom: bool = False) -> Vote:
+        (vote,) = self.votes(prepares=[Prepare(hold, candidate, ignore_headroom=ignore_headroom)])
+        return vote
+
+    def revise(self, hold: HoldKey, endpoint: int) -> Vote:
+        (vote,) = self.votes(revises=[Revise(hold, endpoint)])
+        return vote
+
+    def release(self, hold: HoldKey, after_wave: int | None = None) -> list[ev.Action]:
+        after = None if after_wave is None else WaveOrdinal(after_wave)
+        return self.post(ev.ReleaseArrived(self.fence(), Release(hold, after), 0.0))
+
+    def send_wave(self, *rows: Row) -> list[ev.Action]:
+        self.wave_ordinal += 1
+        return self.post(ev.WaveArrived(WaveCommand(self.fence(self.wave_ordinal), rows), 0.0))
+
+    def prepare_wave(self, ordinal: int) -> ev.WavePrepared:
+        return self.one(ev.PrepareWave(WaveOrdinal(ordinal), 0.0), ev.WavePrepared)
+
+    def retire_wave(self, ordinal: int, void: int = 0, faults: tuple[RowFault, ...] = ()) -> ev.WaveDone:
+        return self.one(ev.WaveRetired(WaveOrdinal(ordinal), void, faults, (), 0.0), ev.WaveDone)
+
+    def run_wave(self, *rows: Row) -> tuple[ev.WavePrepared, ev.WaveDone]:
+        """Send, prepare and retire one wave whose rows are fine."""
+        self.send_wave(*rows)
+        prepared = self.prepare_wave(self.wave_ordinal)
+        void = sum(row.void << index for index, row in enumerate(prepared.work.rows))
+        return prepared, self.retire_wave(self.wave_ordinal, void, prepared.faults)
+
+    def prefill(self, name: str, tokens: Sequence[int]) -> ev.WavePrepared:
+        """Announce, prepare at the stage's own hit, run as one chunk, release."""
+        hold = self.announce(name, tokens)
+        start = self.prepare(hold).own_hit
+        if start:
+            self.prepare(hold, start)
+        prepared, _ = self.run_wave(Row(hold, start, len(tokens) - start, final=True))
+        self.release(hold, self.wave_ordinal)
+        return prepared
