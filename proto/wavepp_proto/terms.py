@@ -254,6 +254,8 @@ class Release:
     key: HoldKey
     after_wave: WaveOrdinal | None = None
     """Last wave ordinal ever sent that contains the request; None if it was never sent."""
+    ended: bool = False
+    """The request is over: its announcement goes too. False: it may be prepared again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ def _fill_release(out: pb.Release, release: Release) -> None:
     c.fill_hold_key(out.key, release.key)
     if release.after_wave is not None:
         out.after_wave = release.after_wave
+    out.ended = release.ended
 
 
 def _fill_revise(out: pb.Revise, revise: Revise) -> None:
@@ -87,7 +88,7 @@ def round_from_pb(msg: pb.Round) -> Round:
 
 def _release_from_pb(msg: pb.Release) -> Release:
     after = WaveOrdinal(msg.after_wave) if msg.HasField("after_wave") else None
-    return Release(c.hold_key_from_pb(msg.key), after)
+    return Release(c.hold_key_from_pb(msg.key), after, msg.ended)
 
 
 def _revise_from_pb(msg: pb.Revise) -> Revise:

@@ -179,8 +179,11 @@ class Release(_message.Message):
 
     KEY_FIELD_NUMBER: _builtins.int
     AFTER_WAVE_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
     after_wave: _builtins.int
     """Last wave ordinal ever sent that contains the request; absent if it was never sent."""
+    ended: _builtins.bool
+    """The request is over: its announcement goes too. False: it may be prepared again."""
     @_builtins.property
     def key(self) -> _common_pb2.HoldKey: ...
     def __init__(
@@ -188,10 +191,11 @@ class Release(_message.Message):
         *,
         key: _common_pb2.HoldKey | None = ...,
         after_wave: _builtins.int | None = ...,
+        ended: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_after_wave", b"_after_wave", "after_wave", b"after_wave", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after_wave", b"_after_wave", "after_wave", b"after_wave", "key", b"key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after_wave", b"_after_wave", "after_wave", b"after_wave", "ended", b"ended", "key", b"key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__after_wave: _TypeAlias = _typing.Literal["after_wave"]  # noqa: Y015
     _WhichOneofArgType__after_wave: _TypeAlias = _typing.Literal["_after_wave", b"_after_wave"]  # noqa: Y015

@@ -20,6 +20,7 @@ from wavepp_proto.terms import (
     Capacity,
     Digest,
     Epoch,
+    Fence,
     HoldKey,
     Incarnation,
     Inventory,
@@ -28,6 +29,7 @@ from wavepp_proto.terms import (
     RoundOrdinal,
     Row,
     RowFault,
+    TraceContext,
     WaveOrdinal,
 )
 from wavepp_stage.core import events as ev
@@ -57,8 +59,8 @@ class _Serving:
     waves: WaveOrder
     rounds: Rounds
     sequences: Sequences
-    releases: dict[HoldKey, WaveOrdinal] = field(default_factory=dict)
-    """Releases that wait for a wave to retire."""
+    releases: dict[HoldKey, tuple[WaveOrdinal, bool]] = field(default_factory=dict)
+    """Releases that wait for a wave to retire: (that wave, request is over)."""
 
 
 class StageMachine:
@@ -150,7 +152,7 @@ class StageMachine:
 
     def _take_inventory(self, event: ev.InventoryAsked) -> list[ev.Action]:
         """Fence first: whatever the inventory lists, no older authority can change any more."""
-        inventory = self._inventory(event)
+        inventory = self._inventory(event.fence)
         ended = self._install_epoch(event.fence.epoch)
         return [*ended, ev.InventoryTaken(inventory)]
 
@@ -163,10 +165,10 @@ class StageMachine:
         self._announcements.clear()
         return ended
 
-    def _inventory(self, event: ev.InventoryAsked) -> Inventory:
+    def _inventory(self, fence: Fence) -> Inventory:
         cache, serving = self._cache, self._serving
         return Inventory(
-            event.fence,
+            fence,
             holds=cache.inventory() if cache else (),
             announced=self._announcements.keys(),
             last_round=serving.rounds.last if serving else RoundOrdinal(0),
@@ -231,23 +233,23 @@ class StageMachine:
         `current`: it speaks of the formation in service; an older one's holds are gone already."""
         serving, key = self._serving, release.key
         if serving is None or not current:
-            if not self._is_held(key):
+            if release.ended and not self._is_held(key):
                 self._announcements.forget(key)
             return
         # Never trust the sender alone: a wave in flight that contains the request is waited for.
         after = max(release.after_wave or WaveOrdinal(0), serving.waves.last_wave_of(key))
         if after > serving.waves.retired:
-            serving.releases[key] = max(after, serving.releases.get(key, after))
+            earlier, over = serving.releases.get(key, (after, False))
+            serving.releases[key] = (max(after, earlier), release.ended or over)
         else:
-            self._give_up(serving, key)
+            self._give_up(serving, key, release.ended)
 
-    def _give_up(self, serving: _Serving, key: HoldKey) -> None:
-        """A hold that never ran may be prepared again; anything else is over and forgotten."""
+    def _give_up(self, serving: _Serving, key: HoldKey, ended: bool) -> None:
+        """A hold that never ran may be prepared again, unless its request is over."""
         assert self._cache is not None, "a formation is in service"
-        held, ran = self._is_held(key), key in serving.sequences
-        if held:
+        if self._is_held(key):
             self._cache.release(key)
-        if ran or not (held or key in serving.rounds.refused):
+        if ended or key in serving.sequences:
             self._announcements.forget(key)
         serving.rounds.forget(key)
         serving.sequences.forget(key)
@@ -284,10 +286,10 @@ class StageMachine:
                 serving.waves.void(row.key)
             elif row.key in serving.sequences:
                 self._cache.publish(row.key, row.start + row.length)
-        for key, after in list(serving.releases.items()):
+        for key, (after, ended) in list(serving.releases.items()):
             if after <= event.ordinal:
                 del serving.releases[key]
-                self._give_up(serving, key)
+                self._give_up(serving, key, ended)
         running = serving.waves.running_hash
         return [ev.WaveDone(event.ordinal, void, running, event.faults, event.results, self.capacity())]
 
@@ -302,6 +304,19 @@ class StageMachine:
     def void_bitmap(self, ordinal: WaveOrdinal) -> int:
         """Rows of an accepted wave that are void by now: ask before a wave prepared ahead runs."""
         return self._served().waves.void_bitmap(ordinal)
+
+    def inventory(self) -> Inventory:
+        """Every hold and announcement, without asking for authority."""
+        return self._inventory(Fence(self.standing.epoch, self.standing.formation, self.standing.incarnation))
+
+    def check_reader(self, fence: Fence) -> None:
+        """Gate of the digest stream: raises StaleMessage."""
+        check_fence(fence, self.standing)
+
+    def trace_of(self, key: HoldKey) -> TraceContext | None:
+        """Context that the request was announced with; None if it is unknown here."""
+        announcement = self._announcements.get(key)
+        return announcement.trace if announcement is not None else None
 
     def capacity(self) -> Capacity:
         return self._cache.capacity() if self._cache else Capacity(0, 0, 0)

@@ -10,11 +10,15 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from wavepp_proto.errors import from_info
+from wavepp_proto.runtime.logs import get_log
 from wavepp_proto.terms import Digest
-from wavepp_stage.core.events import Action, DigestChanged, Event
+from wavepp_stage.core.events import Action, CoreError, DigestChanged, Event
 from wavepp_stage.core.machine import StageMachine
 
 T = TypeVar("T")
+
+log = get_log(__name__)
 
 
 class CoreShell:
@@ -26,12 +30,16 @@ class CoreShell:
         self._on_digest = on_digest
 
     def post(self, event: Event) -> list[Action]:
-        """Handle one event; raises StaleMessage and other typed errors of the core."""
+        """Handle one event; raises the core's typed errors, InternalError for a broken invariant."""
         with self._mutex:
             actions = self._machine.handle(event)
-        kept = [action for action in actions if not isinstance(action, DigestChanged)]
+        kept: list[Action] = [action for action in actions if not isinstance(action, DigestChanged)]
         if len(kept) != len(actions):
             self._on_digest()
+        broken = next((action.error for action in kept if isinstance(action, CoreError)), None)
+        if broken is not None:
+            log.error("the stage core broke an invariant", reason=broken.reason, error=broken.message)
+            raise from_info(broken)
         return kept
 
     def digests_since(self, seq: int) -> list[Digest]:

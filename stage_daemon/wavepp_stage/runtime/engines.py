@@ -34,7 +34,7 @@ def equip(settings: StageSettings, advertise_host: str) -> Equipment:
     if settings.engine == "emulated":
         from wavepp_stage.engine.emulated import EmulatedEngine, emulated_model_facts
 
-        return Equipment(EmulatedEngine.from_preset(settings.model), emulated_model_facts(settings.model), None, "")
+        return Equipment(EmulatedEngine(), emulated_model_facts(settings.model), None, "")
     from wavepp_stage.engine.torch.engine import TorchEngine
     from wavepp_stage.engine.torch.facts import model_facts
     from wavepp_stage.engine.torch.gloo_link import open_store

@@ -259,7 +259,8 @@ class Executor:
 
     def _prepare(self, current: _Formation, command: WaveCommand) -> None:
         started = time.perf_counter()
-        prepared = self._only(PrepareWave(command.ordinal, time.monotonic()), WavePrepared, current)
+        formation = current.plan.fence.formation
+        prepared = self._only(PrepareWave(command.ordinal, time.monotonic(), formation), WavePrepared, current)
         if prepared is not None:
             current.prepared[command.ordinal] = prepared
         self._watch.spent["preparing"] += time.perf_counter() - started
@@ -281,7 +282,8 @@ class Executor:
         finally:
             self.executing = None
         compute_s = time.perf_counter() - started
-        event = WaveRetired(command.ordinal, void, faults, outcome.results, time.monotonic())
+        formation = current.plan.fence.formation
+        event = WaveRetired(command.ordinal, void, faults, outcome.results, time.monotonic(), formation)
         done = self._only(event, WaveDone, current)
         with self._condition:
             current.queue.popleft()
@@ -296,11 +298,9 @@ class Executor:
 
     def _compute(self, current: _Formation, prepared: WavePrepared) -> tuple[WaveOutcome, int, tuple[RowFault, ...]]:
         """Run one wave: (outcome, void bitmap, rows voided here)."""
-        work, payload, void = prepared.work, None, 0
-        for fault in prepared.faults:
-            void |= 1 << fault.row
-        for index, row in enumerate(work.rows):
-            void |= row.void << index
+        work, payload = prepared.work, None
+        # a row may have become void after this wave was prepared ahead
+        void = self._core.read(lambda machine: machine.void_bitmap(work.ordinal))
         if not current.first:
             header, payload = current.arrived.pop(work.ordinal)
             _check_header(header, work)
