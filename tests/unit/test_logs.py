@@ -53,7 +53,7 @@ def test_line_is_one_json_object_when_logged(stream: io.StringIO) -> None:
 
 def test_field_never_hides_the_event_when_it_has_its_name(stream: io.StringIO) -> None:
     logs.configure("info", stream=stream)
-    logs.get_log("wavepp.test").info("real", **{"event": "fake", "level": "fake"})
+    logs.get_log("wavepp.test").info("real", event="fake", level="fake")
     assert (lines(stream)[0]["event"], lines(stream)[0]["level"]) == ("real", "info")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 
 import pytest
 
@@ -216,3 +217,17 @@ def test_backoff_grows_to_its_ceiling_and_stays_jittered() -> None:
     assert len(set(delays)) == 50
     backoff.reset()
     assert backoff.next_s() <= 1.0
+
+
+def test_tries_spread_out_when_two_hundred_daemons_wait_for_the_store() -> None:
+    """Field bug 54: the store must not meet all its clients at one moment when it comes back."""
+    tries: list[float] = []
+    for seed in range(200):
+        backoff, now = Backoff(rng=random.Random(seed)), 0.0
+        while now < 30.0:
+            now += backoff.next_s()
+            tries.append(now)
+    tenths = Counter(int(at * 10) for at in tries if 10.0 <= at < 30.0)
+    mean = sum(tenths.values()) / 200
+    assert max(tenths.values()) < 2.5 * mean
+    assert mean < 20

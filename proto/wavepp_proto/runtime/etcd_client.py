@@ -95,7 +95,8 @@ class EtcdConnection:
         """A started watch call over `prefix`; it lives until `more_requests` ends or it is cancelled."""
         rpc = self._etcd3.etcdrpc
         key = prefix.encode()
-        end = self._etcd3.utils.increment_last_byte(key)
+        # First key after the prefix; ours are ASCII, so the last byte never overflows.
+        end = key[:-1] + bytes([key[-1] + 1])
         creation = rpc.WatchCreateRequest(key=key, range_end=end, start_revision=from_revision)
 
         def requests() -> Iterator[Any]:
