@@ -84,9 +84,10 @@ class DigestCursor:
         return Verdict.APPLY
 
     def _page(self, digest: Digest) -> Verdict:
+        # Whatever its page: deltas that overtook this copy made it older than what the reader has.
+        if digest.seq < self.seq:
+            return Verdict.IGNORE
         if digest.page == 0:
-            if digest.seq < self.seq:
-                return Verdict.IGNORE
             self.gathered = {}
             self._next_page, self._snapshot_seq = 0, digest.seq
         if digest.page != self._next_page or digest.seq != self._snapshot_seq:
@@ -96,6 +97,9 @@ class DigestCursor:
             self.gathered.setdefault(group.group, []).append(unpack_hashes(group.added))
         if not digest.last_page:
             return Verdict.MORE
+        # The last page carries every group's totals: a group without them could have lost a page.
+        if self.gathered.keys() - {group.group for group in digest.groups}:
+            return self._lose()
         self.sums = {}
         for group in digest.groups:
             pages = self.gathered.get(group.group, [])
@@ -109,4 +113,5 @@ class DigestCursor:
     def _lose(self) -> Verdict:
         self.in_sync = False
         self.gathered = {}
+        self._next_page = 0
         return Verdict.RESYNC
