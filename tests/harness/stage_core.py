@@ -177,7 +177,12 @@ class StageDriver:
         return self.post(ev.WaveArrived(WaveCommand(self.fence(self.wave_ordinal), rows), 0.0))
 
     def prepare_wave(self, ordinal: int) -> ev.WavePrepared:
-        return self.one(ev.PrepareWave(WaveOrdinal(ordinal), 0.0), ev.WavePrepared)
+        """As an executor does: post until the last slice is done."""
+        while True:
+            for action in self.post(ev.PrepareWave(WaveOrdinal(ordinal), 0.0)):
+                if isinstance(action, ev.WavePrepared):
+                    return action
+                assert not isinstance(action, ev.CoreError), action
 
     def retire_wave(self, ordinal: int, void: int = 0, faults: tuple[RowFault, ...] = ()) -> ev.WaveDone:
         return self.one(ev.WaveRetired(WaveOrdinal(ordinal), void, faults, (), 0.0), ev.WaveDone)

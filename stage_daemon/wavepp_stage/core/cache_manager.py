@@ -65,8 +65,11 @@ class CacheManager(Protocol):
 
         On a shortfall the old hold stays as it was."""
 
-    def materialise(self, key: HoldKey) -> None:
-        """Take the promised blocks and build the block table of a committed hold."""
+    def materialise(self, key: HoldKey) -> bool:
+        """Take the promised blocks and build the block table of a committed hold.
+
+        False when a slice of it is done and the rest must wait for another call: one call is one
+        critical section. The hold is `materialising` in between."""
 
     def table(self, key: HoldKey) -> BlockTable:
         """The whole block table of a materialised hold; the caller copies what a wave needs."""

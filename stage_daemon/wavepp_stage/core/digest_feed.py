@@ -15,6 +15,7 @@ import numpy as np
 
 from wavepp_proto.digest import MASK, checksum, pack_hashes
 from wavepp_proto.errors import InternalError
+from wavepp_proto.hashing import SHORT_BYTES
 from wavepp_proto.limits import DIGEST_BACKLOG_HASHES, MAX_DIGEST_HASHES
 from wavepp_proto.terms import CacheGroup, Capacity, Digest, DigestKind, GroupDigest, Incarnation
 from wavepp_stage.core.block_hashes import Shorts
@@ -101,38 +102,42 @@ class DigestFeed:
 
     def _net(self) -> tuple[Shorts, Shorts]:
         """(added, removed) since the last number, without what cancelled out, in order."""
-        if len({added for added, _ in self._changes}) == 1:
-            hashes = np.concatenate([hashes for _, hashes in self._changes])
-            return (hashes, NOTHING) if self._changes[0][0] else (NOTHING, hashes)
+        added, removed = self._joined(True), self._joined(False)
+        if set(added.tolist()).isdisjoint(removed.tolist()):
+            return added, removed
         net: dict[int, bool] = {}
-        for added, hashes in self._changes:
+        for came, hashes in self._changes:
             for key in hashes.tolist():
                 # A hash changes sides each time: a second change undoes the first.
                 if net.pop(key, None) is None:
-                    net[key] = added
-        adds = [key for key, added in net.items() if added]
-        removes = [key for key, added in net.items() if not added]
+                    net[key] = came
+        adds = [key for key, came in net.items() if came]
+        removes = [key for key, came in net.items() if not came]
         return np.array(adds, dtype=np.uint64), np.array(removes, dtype=np.uint64)
+
+    def _joined(self, added: bool) -> Shorts:
+        return np.concatenate([NOTHING, *(hashes for came, hashes in self._changes if came is added)])
 
     def _append(self, added: Shorts, removed: Shorts, capacity: Capacity) -> None:
         self.seq += 1
         self._count += len(added) - len(removed)
         self._checksum = (self._checksum + checksum(added) - checksum(removed)) & MASK
-        group = self._group(added, removed)
+        group = self._group(pack_hashes(added), pack_hashes(removed))
         self._log.append(Digest(self._incarnation, self.seq, DigestKind.DELTA, (group,), capacity))
         self._logged += len(added) + len(removed) + 1  # an empty delta takes room too
         while self._logged > DIGEST_BACKLOG_HASHES:
             oldest = self._log.popleft()
-            self._logged -= sum(len(g.added) + len(g.removed) for g in oldest.groups) // 8 + 1
+            self._logged -= sum(len(g.added) + len(g.removed) for g in oldest.groups) // SHORT_BYTES + 1
 
     def _snapshot(self, hashes: Shorts, capacity: Capacity) -> list[Digest]:
-        starts = range(0, max(1, len(hashes)), MAX_DIGEST_HASHES)
+        packed, step = pack_hashes(hashes), MAX_DIGEST_HASHES * SHORT_BYTES
+        starts = range(0, max(1, len(packed)), step)
         return [
             Digest(
                 self._incarnation,
                 self.seq,
                 DigestKind.SNAPSHOT,
-                (self._group(hashes[start : start + MAX_DIGEST_HASHES], NOTHING),),
+                (self._group(packed[start : start + step], b""),),
                 capacity,
                 page,
                 start == starts[-1],
@@ -140,8 +145,8 @@ class DigestFeed:
             for page, start in enumerate(starts)
         ]
 
-    def _group(self, added: Shorts, removed: Shorts) -> GroupDigest:
-        return GroupDigest(CacheGroup.ATTENTION, pack_hashes(added), pack_hashes(removed), self._count, self._checksum)
+    def _group(self, added: bytes, removed: bytes) -> GroupDigest:
+        return GroupDigest(CacheGroup.ATTENTION, added, removed, self._count, self._checksum)
 
     def check(self, resident: Shorts) -> None:
         """Numbered state plus what is pending must be what is resident; raises InternalError."""

@@ -91,7 +91,10 @@ class ReleaseArrived:
 
 @dataclass(frozen=True, slots=True)
 class PrepareWave:
-    """Materialise the rows of the next queued wave; answers WavePrepared."""
+    """Materialise the rows of the next queued wave; answers WavePrepared.
+
+    Without WavePrepared among the actions, a slice of the work is done and more remains: the mutex
+    was due a rest, post the event again."""
 
     ordinal: WaveOrdinal
     now: float

@@ -93,9 +93,9 @@ class Hold:
     leased_blocks: int = 0
     """Blocks of the lease; the endpoint in blocks."""
     escrow: int = 0
-    """Blocks promised and not taken yet."""
+    """Blocks promised and not taken yet; falls with each one taken."""
     table: BlockTable = field(default_factory=lambda: np.empty(0, dtype=np.int32))
-    """Empty until materialised; then ceil(prompt / B) block ids."""
+    """Grows from the leased blocks to ceil(prompt / B) block ids while materialising."""
     private: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
     """Which blocks of `table` belong to this sequence alone."""
     publishing: bool = True
@@ -108,15 +108,18 @@ class Hold:
         """Move by the table; raises IllegalTransition with the story of this hold."""
         reached = TRANSITIONS.get((self.phase, given))
         if reached is None:
-            raise IllegalTransition(
-                f"{given.value} is illegal for a hold that is {self.phase.value}",
-                request_id=self.key.request_id,
-                attempt=self.key.attempt,
-                story=" > ".join(self.story) or "new",
-            )
+            raise self.illegal(given.value)
         self.story.append(f"{given.value}:{reached.value}")
         self.phase = reached
         return reached
+
+    def illegal(self, what: str) -> IllegalTransition:
+        return IllegalTransition(
+            f"{what} is illegal for a hold that is {self.phase.value}",
+            request_id=self.key.request_id,
+            attempt=self.key.attempt,
+            story=" > ".join(self.story) or "new",
+        )
 
     @property
     def private_blocks(self) -> BlockTable:

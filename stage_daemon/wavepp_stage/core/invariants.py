@@ -60,9 +60,10 @@ def _check_hold(cache: BlockCache, hold: Hold) -> None:
     _require(np.array_equal(cache._tree.chain(last), hold.chain), "a hold's chain starts at the root")
     _require(cache._tree.node_at(hold.hashes, len(hold.chain)) == last, "a hold's chain has its prompt's hashes")
     _require(hold.phase is not Phase.RETIRED, "a retired hold is not in the ledger")
-    promised = hold.phase in (Phase.ESCROWED, Phase.COMMITTED)
-    demand = blocks_for(hold.prompt_tokens, size) - hold.leased_blocks
-    _require(hold.escrow == (demand if promised else 0), "escrow is what is promised and not taken", hold.escrow)
+    taken = int(np.count_nonzero(hold.private)) if hold.phase is Phase.MATERIALISING else 0
+    demand = blocks_for(hold.prompt_tokens, size) - hold.leased_blocks - taken
+    promised = demand if hold.phase in (Phase.ESCROWED, Phase.COMMITTED, Phase.MATERIALISING) else 0
+    _require(hold.escrow == promised, "escrow is what is promised and not taken", hold.escrow, promised)
     if hold.phase is Phase.OWNED:
         _require(len(hold.table) == blocks_for(hold.prompt_tokens, size), "a table covers its prompt")
         nodes = hold.chain[~hold.private[: len(hold.chain)]]

@@ -10,10 +10,10 @@ fence is checked in `_gate`, before any handler; handlers never look at epochs o
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from wavepp_proto.errors import FormationEnded as FormationEndedError
-from wavepp_proto.errors import InternalError, RowVoided, StaleMessage
+from wavepp_proto.errors import InternalError, StaleMessage
 from wavepp_proto.fence import NO_EPOCH, NO_FORMATION, Standing, check_epoch, check_fence
 from wavepp_proto.terms import (
     AnnounceAck,
@@ -25,10 +25,7 @@ from wavepp_proto.terms import (
     Incarnation,
     Inventory,
     JoinPlan,
-    Release,
     RoundOrdinal,
-    Row,
-    RowFault,
     TraceContext,
     WaveOrdinal,
 )
@@ -38,10 +35,7 @@ from wavepp_stage.core.block_cache import BlockCache
 from wavepp_stage.core.cache_manager import CacheManager
 from wavepp_stage.core.digest_feed import DigestFeed
 from wavepp_stage.core.join_plan import check_plan, needs_rebuild
-from wavepp_stage.core.rounds import Rounds
-from wavepp_stage.core.sequences import Sequences, void_row
-from wavepp_stage.core.waves import WaveOrder, chunks_hash
-from wavepp_stage.core.work import RowWork, WaveWork
+from wavepp_stage.core.served_formation import ServedFormation
 
 MakeCache = Callable[[JoinPlan, DigestFeed], CacheManager]
 
@@ -49,18 +43,6 @@ MakeCache = Callable[[JoinPlan, DigestFeed], CacheManager]
 def block_cache(plan: JoinPlan, feed: DigestFeed) -> CacheManager:
     """The cache manager of engines that leave their cache to us."""
     return BlockCache(plan.pool_blocks, plan.block_tokens, plan.floor_blocks, feed)
-
-
-@dataclass(slots=True)
-class _Serving:
-    """Everything that lives and dies with one formation."""
-
-    plan: JoinPlan
-    waves: WaveOrder
-    rounds: Rounds
-    sequences: Sequences
-    releases: dict[HoldKey, tuple[WaveOrdinal, bool]] = field(default_factory=dict)
-    """Releases that wait for a wave to retire: (that wave, request is over)."""
 
 
 class StageMachine:
@@ -74,7 +56,7 @@ class StageMachine:
         self._feed = DigestFeed(incarnation)
         self._cache: CacheManager | None = None
         self._announcements = Announcements(self._is_held)
-        self._serving: _Serving | None = None
+        self._serving: ServedFormation | None = None
         self._room = 0
         """Room that readers of the digest were last woken for (blocks)."""
 
@@ -137,12 +119,11 @@ class StageMachine:
                 accepted = self._served().waves.accept(event.command)
                 return [ev.WaveQueued(event.command)] if accepted else []
             case ev.ReleaseArrived():
-                self._release(event.release, event.fence.formation == self.standing.formation)
-                return []
+                return self._release(event)
             case ev.PrepareWave():
-                return self._prepare_wave(self._served(), event.ordinal)
+                return self._served().prepare_wave(event.ordinal)
             case ev.WaveRetired():
-                return self._retire_wave(self._served(), event)
+                return self._served().retire_wave(event)
             case ev.ExecutorStopped():
                 if self._cache is not None:
                     self._cache.executor_stopped(event.formation)
@@ -190,7 +171,7 @@ class StageMachine:
                 limit=self.standing.formation,
             )
         check_plan(plan)
-        ended = self._serving.plan.fence.formation if self._serving else NO_FORMATION
+        ended = self._serving.formation if self._serving else NO_FORMATION
         self._install_epoch(plan.fence.epoch)
         self._end_formation()
         rebuild = needs_rebuild(old, plan)
@@ -201,12 +182,7 @@ class StageMachine:
             self._announcements.clear()
         self.plan = plan
         self.standing = replace(self.standing, formation=plan.fence.formation)
-        self._serving = _Serving(
-            plan,
-            WaveOrder(plan),
-            Rounds(plan.block_tokens, self._cache, self._announcements, lambda release: self._release(release, True)),
-            Sequences(plan, self._cache, self._announcements),
-        )
+        self._serving = ServedFormation(plan, self._cache, self._announcements)
         return [ev.FormationStarted(plan, rebuild, ended)]
 
     def _end_formation(self) -> list[ev.Action]:
@@ -214,7 +190,7 @@ class StageMachine:
         serving, self._serving = self._serving, None
         if serving is None or self._cache is None:
             return []
-        formation = serving.plan.fence.formation
+        formation = serving.formation
         self._cache.end_formation(formation)
         for key in serving.sequences:
             self._announcements.forget(key)
@@ -227,71 +203,14 @@ class StageMachine:
         complete = self._announcements.add(frame, self._served().plan.block_tokens)
         return [ev.SendAck(AnnounceAck(frame.fence, frame.key))] if complete else []
 
-    def _release(self, release: Release, current: bool) -> None:
-        """Apply a release once the last wave that contains the request has retired here.
-
-        `current`: it speaks of the formation in service; an older one's holds are gone already."""
-        serving, key = self._serving, release.key
-        if serving is None or not current:
-            if release.ended and not self._is_held(key):
-                self._announcements.forget(key)
-            return
-        # Never trust the sender alone: a wave in flight that contains the request is waited for.
-        after = max(release.after_wave or WaveOrdinal(0), serving.waves.last_wave_of(key))
-        if after > serving.waves.retired:
-            earlier, over = serving.releases.get(key, (after, False))
-            serving.releases[key] = (max(after, earlier), release.ended or over)
-        else:
-            self._give_up(serving, key, release.ended)
-
-    def _give_up(self, serving: _Serving, key: HoldKey, ended: bool) -> None:
-        """A hold that never ran may be prepared again, unless its request is over."""
-        assert self._cache is not None, "a formation is in service"
-        if self._is_held(key):
-            self._cache.release(key)
-        if ended or key in serving.sequences:
+    def _release(self, event: ev.ReleaseArrived) -> list[ev.Action]:
+        """A release from an older formation finds its hold gone: only the announcement is left."""
+        serving, key = self._serving, event.release.key
+        if serving is not None and event.fence.formation == serving.formation:
+            serving.release(event.release)
+        elif not self._is_held(key):
             self._announcements.forget(key)
-        serving.rounds.forget(key)
-        serving.sequences.forget(key)
-
-    # --- execution --------------------------------------------------------------------------------
-
-    def _prepare_wave(self, serving: _Serving, ordinal: WaveOrdinal) -> list[ev.Action]:
-        command = serving.waves.prepare(ordinal)
-        faults: list[RowFault] = []
-        rows: list[RowWork] = []
-        for index, row in enumerate(command.rows):
-            try:
-                rows.append(self._prepare_row(serving, row))
-            except RowVoided as error:
-                serving.waves.void(row.key)
-                faults.append(RowFault(index, error.info()))
-                rows.append(void_row(row))
-        work = WaveWork(serving.waves.formation, ordinal, tuple(rows), chunks_hash(command))
-        return [ev.WavePrepared(work, tuple(faults))]
-
-    def _prepare_row(self, serving: _Serving, row: Row) -> RowWork:
-        if serving.waves.is_void(row.key):
-            return void_row(row)
-        work = serving.sequences.prepare(row)
-        serving.rounds.forget(row.key)
-        return work
-
-    def _retire_wave(self, serving: _Serving, event: ev.WaveRetired) -> list[ev.Action]:
-        assert self._cache is not None, "a formation is in service"
-        void = event.void_bitmap | serving.waves.void_bitmap(event.ordinal)
-        command = serving.waves.retire(event.ordinal)
-        for index, row in enumerate(command.rows):
-            if void >> index & 1:
-                serving.waves.void(row.key)
-            elif row.key in serving.sequences:
-                self._cache.publish(row.key, row.start + row.length)
-        for key, (after, ended) in list(serving.releases.items()):
-            if after <= event.ordinal:
-                del serving.releases[key]
-                self._give_up(serving, key, ended)
-        running = serving.waves.running_hash
-        return [ev.WaveDone(event.ordinal, void, running, event.faults, event.results, self.capacity())]
+        return []
 
     # --- what the shell may ask -------------------------------------------------------------------
 
@@ -336,7 +255,7 @@ class StageMachine:
 
     # --- parts ------------------------------------------------------------------------------------
 
-    def _served(self) -> _Serving:
+    def _served(self) -> ServedFormation:
         if self._serving is None:
             raise FormationEndedError("no formation is in service", formation=self.standing.formation)
         return self._serving

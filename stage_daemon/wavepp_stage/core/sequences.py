@@ -48,13 +48,27 @@ class Sequences:
     def __iter__(self) -> Iterator[HoldKey]:
         return iter(self._next)
 
+    def materialise(self, row: Row) -> bool:
+        """Materialise the row's request before its first row, a slice at a time; False if more remains."""
+        if row.key in self._next:
+            return True
+        state = self._cache.hold_state(row.key)
+        if state is None or state.phase not in (Phase.COMMITTED.value, Phase.MATERIALISING.value):
+            return True  # a fault of this row, found when it is prepared
+        if not self._cache.materialise(row.key):
+            return False
+        self._next[row.key] = state.endpoint
+        return True
+
     def prepare(self, row: Row) -> RowWork:
-        """The row as work; materialises its request before its first row. Raises RowVoided."""
+        """The row of a materialised request as work. Raises RowVoided."""
         announcement = self._announcements.get(row.key)
         if announcement is None:
             raise _fault(row, "the request is not known here", "request_id", row.key.request_id)
         if row.key not in self._next:
-            self._materialise(row)
+            state = self._cache.hold_state(row.key)
+            phase = state.phase if state else "none"
+            raise _fault(row, "the request is not committed here", "phase", phase, Phase.COMMITTED.value)
         end = self._check(row, announcement)
         self._next[row.key] = end
         size, tokens = self._block_tokens, announcement.token_ids
@@ -71,14 +85,6 @@ class Sequences:
 
     def forget(self, key: HoldKey) -> None:
         self._next.pop(key, None)
-
-    def _materialise(self, row: Row) -> None:
-        state = self._cache.hold_state(row.key)
-        phase = None if state is None else state.phase
-        if state is None or phase != Phase.COMMITTED.value:
-            raise _fault(row, "the request is not committed here", "phase", phase or "none", Phase.COMMITTED.value)
-        self._cache.materialise(row.key)
-        self._next[row.key] = state.endpoint
 
     def _check(self, row: Row, announcement: Announcement) -> int:
         """End of the row (tokens), if it continues the sequence."""

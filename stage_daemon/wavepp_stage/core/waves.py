@@ -71,10 +71,9 @@ class WaveOrder:
         self._commands[wanted] = command
         return True
 
-    def prepare(self, ordinal: WaveOrdinal) -> WaveCommand:
-        """The command of the next wave to prepare."""
+    def next_to_prepare(self, ordinal: WaveOrdinal) -> WaveCommand:
+        """The command of the next wave to prepare; the caller sets `prepared` when it is."""
         self._expect(ordinal, self.prepared, self.accepted)
-        self.prepared = ordinal
         return self._commands[ordinal]
 
     def retire(self, ordinal: WaveOrdinal) -> WaveCommand:

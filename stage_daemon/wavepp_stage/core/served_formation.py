@@ -1,0 +1,102 @@
+"""One formation in service on this stage: its waves, rounds, sequences and waiting releases.
+
+Owns the order in which these hear of an event: a wave is materialised row by row, then built; a
+retired wave is published, then its releases are applied. Everything here dies with the formation;
+cache and announcements outlive it. machine.py is the only caller and has checked the fence.
+"""
+
+from __future__ import annotations
+
+from wavepp_proto.errors import RowVoided
+from wavepp_proto.terms import Formation, HoldKey, JoinPlan, Release, Row, RowFault, WaveOrdinal
+from wavepp_stage.core import events as ev
+from wavepp_stage.core.announcements import Announcements
+from wavepp_stage.core.cache_manager import CacheManager
+from wavepp_stage.core.rounds import Rounds
+from wavepp_stage.core.sequences import Sequences, void_row
+from wavepp_stage.core.waves import WaveOrder, chunks_hash
+from wavepp_stage.core.work import RowWork, WaveWork
+
+
+class ServedFormation:
+    """From JoinAsked to the formation's end."""
+
+    def __init__(self, plan: JoinPlan, cache: CacheManager, announcements: Announcements) -> None:
+        self.plan = plan
+        self.waves = WaveOrder(plan)
+        self.rounds = Rounds(plan.block_tokens, cache, announcements, self.release)
+        self.sequences = Sequences(plan, cache, announcements)
+        self._cache = cache
+        self._announcements = announcements
+        self._releases: dict[HoldKey, WaveOrdinal] = {}
+        """Releases that wait for a wave to retire."""
+
+    @property
+    def formation(self) -> Formation:
+        return self.plan.fence.formation
+
+    # --- releases ---------------------------------------------------------------------------------
+
+    def release(self, release: Release) -> None:
+        """Apply now, or once the last wave that contains the request has retired here.
+
+        The sender alone is not trusted: a wave in flight that contains the request is waited for."""
+        key = release.key
+        after = max(release.after_wave or WaveOrdinal(0), self.waves.last_wave_of(key))
+        if after > self.waves.retired:
+            self._releases[key] = max(after, self._releases.get(key, after))
+        else:
+            self._give_up(key)
+
+    def _give_up(self, key: HoldKey) -> None:
+        """A hold that never ran may be prepared again; anything else is over and forgotten."""
+        held, ran = self._cache.hold_state(key) is not None, key in self.sequences
+        self._cache.release(key)
+        if ran or not (held or key in self.rounds.refused):
+            self._announcements.forget(key)
+        self.rounds.forget(key)
+        self.sequences.forget(key)
+
+    # --- waves ------------------------------------------------------------------------------------
+
+    def prepare_wave(self, ordinal: WaveOrdinal) -> list[ev.Action]:
+        """The wave as work; nothing when a slice of the materialising is done and more remains."""
+        command = self.waves.next_to_prepare(ordinal)
+        for row in command.rows:
+            if not self.waves.is_void(row.key) and not self.sequences.materialise(row):
+                return []
+        self.waves.prepared = ordinal
+        faults: list[RowFault] = []
+        rows: list[RowWork] = []
+        for index, row in enumerate(command.rows):
+            try:
+                rows.append(self._prepare_row(row))
+            except RowVoided as error:
+                self.waves.void(row.key)
+                faults.append(RowFault(index, error.info()))
+                rows.append(void_row(row))
+        work = WaveWork(self.formation, ordinal, tuple(rows), chunks_hash(command))
+        return [ev.WavePrepared(work, tuple(faults))]
+
+    def _prepare_row(self, row: Row) -> RowWork:
+        if self.waves.is_void(row.key):
+            return void_row(row)
+        work = self.sequences.prepare(row)
+        self.rounds.forget(row.key)
+        return work
+
+    def retire_wave(self, event: ev.WaveRetired) -> list[ev.Action]:
+        """Publish what the wave computed, then apply the releases that waited for it."""
+        void = event.void_bitmap | self.waves.void_bitmap(event.ordinal)
+        command = self.waves.retire(event.ordinal)
+        for index, row in enumerate(command.rows):
+            if void >> index & 1:
+                self.waves.void(row.key)
+            elif row.key in self.sequences:
+                self._cache.publish(row.key, row.start + row.length)
+        for key, after in list(self._releases.items()):
+            if after <= event.ordinal:
+                del self._releases[key]
+                self._give_up(key)
+        running, capacity = self.waves.running_hash, self._cache.capacity()
+        return [ev.WaveDone(event.ordinal, void, running, event.faults, event.results, capacity)]

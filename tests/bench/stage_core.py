@@ -1,0 +1,129 @@
+"""Critical sections of one stage's core, as JSON (DESIGN.md section 15).
+
+A 100,000-block pool full of cached prompts; a 6,250-block prompt is leased, escrowed and committed,
+then revised, materialised, published and released. Each line is one call under the core's mutex.
+Bar: lease + escrow + commit, each at most 200 us. Run: `python -m tests.bench.stage_core`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from tests.harness.stage_core import StageDriver, join_plan, key
+from wavepp_proto.hashing import HASH_BYTES
+from wavepp_proto.terms import HoldKey, Incarnation, Prepare, Release
+from wavepp_stage.core import events as ev
+from wavepp_stage.core.block_cache import BlockCache
+from wavepp_stage.core.block_hashes import BlockHashes
+from wavepp_stage.core.digest_feed import DigestFeed
+from wavepp_stage.core.holds import Phase
+from wavepp_stage.core.machine import StageMachine
+
+POOL_BLOCKS = 100_000
+PROMPT_BLOCKS = 6_250
+BLOCK_TOKENS = 32
+PREFIX_BLOCKS = PROMPT_BLOCKS - 64
+REPEATS = 200
+
+
+def random_hashes(rng: np.random.Generator, blocks: int) -> bytes:
+    return rng.bytes(blocks * HASH_BYTES)
+
+
+def percentiles(micros: Iterable[float]) -> dict[str, float]:
+    ordered = np.sort(np.fromiter(micros, dtype=np.float64))
+    return {"p50_us": round(float(ordered[len(ordered) // 2]), 1), "p99_us": round(float(ordered[-2]), 1)}
+
+
+class Timed:
+    def __init__(self) -> None:
+        self.micros: dict[str, list[float]] = {}
+
+    def run(self, name: str, call: Callable[[], object]) -> None:
+        begin = time.perf_counter_ns()
+        call()
+        self.micros.setdefault(name, []).append((time.perf_counter_ns() - begin) / 1e3)
+
+    def report(self) -> dict[str, dict[str, float]]:
+        return {name: percentiles(values) for name, values in self.micros.items()}
+
+
+def fill(cache: BlockCache, packed: bytes) -> None:
+    """Cache one prompt of random hashes, as a sequence would."""
+    tokens = len(packed) // HASH_BYTES * BLOCK_TOKENS
+    hold = key("fill")
+    cache.lease(hold, tokens, BlockHashes.unpack(packed), 0, False)
+    cache.escrow(hold)
+    cache.commit(hold)
+    while not cache.materialise(hold):
+        pass
+    cache.publish(hold, tokens)
+    cache.release(hold)
+
+
+def one_prompt(timed: Timed, cache: BlockCache, packed: bytes, hold: HoldKey) -> None:
+    """A prompt whose first PREFIX_BLOCKS blocks are cached, through its whole life."""
+    tokens = PROMPT_BLOCKS * BLOCK_TOKENS
+    prefix = PREFIX_BLOCKS * BLOCK_TOKENS
+    hashes = BlockHashes.unpack(packed)
+    timed.run("lease", lambda: cache.lease(hold, tokens, hashes, prefix, False))
+    timed.run("escrow", lambda: cache.escrow(hold))
+    timed.run("commit", lambda: cache.commit(hold))
+    timed.run("revise", lambda: cache.revise(hold, prefix - 16 * BLOCK_TOKENS))
+    timed.run("materialise 80 blocks, evicting", lambda: cache.materialise(hold))
+    timed.run("publish 80 blocks", lambda: cache.publish(hold, tokens))
+    timed.run("release", lambda: cache.release(hold))
+    timed.run("digest delta", lambda: cache.digests_since(cache._feed.seq))
+
+
+def cold_prompt(timed: Timed, cache: BlockCache, packed: bytes, hold: HoldKey) -> None:
+    """A prompt of which nothing is cached, in a pool that must evict for all of it; published by waves."""
+    tokens, hashes = PROMPT_BLOCKS * BLOCK_TOKENS, BlockHashes.unpack(packed)
+    timed.run("cold lease", lambda: cache.lease(hold, tokens, hashes, 0, False))
+    cache.escrow(hold)
+    cache.commit(hold)
+    while cache._holds[hold].phase is not Phase.OWNED:
+        timed.run("cold materialise, a slice", lambda: cache.materialise(hold))
+    for end in range(512, PROMPT_BLOCKS + 512, 512):
+        computed = min(end, PROMPT_BLOCKS) * BLOCK_TOKENS
+        timed.run("cold publish, 512 blocks", lambda: cache.publish(hold, computed))  # noqa: B023 (called at once)
+    timed.run("cold release", lambda: cache.release(hold))
+
+
+def cache_sections() -> dict[str, dict[str, float]]:
+    rng = np.random.default_rng(1)
+    cache = BlockCache(POOL_BLOCKS, BLOCK_TOKENS, 0, DigestFeed(Incarnation(1)))
+    shared = random_hashes(rng, PREFIX_BLOCKS)
+    fill(cache, shared)
+    while cache.capacity().free_blocks > 1000:
+        fill(cache, random_hashes(rng, 1000))
+    timed = Timed()
+    for repeat in range(REPEATS):
+        one_prompt(timed, cache, shared + random_hashes(rng, PROMPT_BLOCKS - PREFIX_BLOCKS), key(str(repeat)))
+    for _ in range(20):
+        cold_prompt(timed, cache, random_hashes(rng, PROMPT_BLOCKS), key("cold"))
+        timed.run("digest snapshot of the pool", lambda: cache.digests_since(0))
+    cache.check()
+    return timed.report()
+
+
+def whole_round() -> dict[str, dict[str, float]]:
+    """One prepare of a 4,096-block prompt through the machine, votes included."""
+    plan = join_plan(pool_blocks=POOL_BLOCKS, block_tokens=BLOCK_TOKENS)
+    driver = StageDriver.joined(plan, StageMachine(plan.fence.incarnation))
+    timed = Timed()
+    driver.announce("prompt", range(4096 * BLOCK_TOKENS), send_tokens=False)
+    for _ in range(REPEATS):
+        asked = driver.next_round(prepares=[Prepare(key("prompt"), 0)])
+        timed.run("round with one prepare", lambda: driver.machine.handle(asked))  # noqa: B023 (called at once)
+        driver.machine.handle(ev.ReleaseArrived(driver.fence(), Release(key("prompt")), 0.0))
+    return timed.report()
+
+
+if __name__ == "__main__":
+    sections = cache_sections() | whole_round()
+    print(json.dumps({"pool_blocks": POOL_BLOCKS, "prompt_blocks": PROMPT_BLOCKS, "bar_us": 200, **sections}, indent=2))
