@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class AdminStub(object):
-    """Missing associated documentation comment in .proto file."""
+    """What operators read and change; never on a request's path.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -62,10 +63,12 @@ class AdminStub(object):
 
 
 class AdminServicer(object):
-    """Missing associated documentation comment in .proto file."""
+    """What operators read and change; never on a request's path.
+    """
 
     def Status(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """What this controller knows of its pipelines, daemons and requests now.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -135,7 +138,8 @@ def add_AdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Admin(object):
-    """Missing associated documentation comment in .proto file."""
+    """What operators read and change; never on a request's path.
+    """
 
     @staticmethod
     def Status(request,

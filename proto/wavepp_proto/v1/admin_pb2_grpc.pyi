@@ -27,11 +27,14 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdminStub:
+    """What operators read and change; never on a request's path."""
+
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminAsyncStub: ...
     Status: _grpc.UnaryUnaryMultiCallable[_admin_pb2.StatusRequest, _admin_pb2.StatusResponse]
+    """What this controller knows of its pipelines, daemons and requests now."""
     Watch: _grpc.UnaryStreamMultiCallable[_admin_pb2.WatchStatusRequest, _admin_pb2.WatchStatusResponse]
     """A status whenever something changed, at least once a period."""
     DrainController: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainControllerRequest, _admin_pb2.DrainControllerResponse]
@@ -43,8 +46,11 @@ class AdminStub:
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
+    """What operators read and change; never on a request's path."""
+
     def __init__(self, channel: _aio.Channel) -> None: ...
     Status: _aio.UnaryUnaryMultiCallable[_admin_pb2.StatusRequest, _admin_pb2.StatusResponse]  # type: ignore[assignment]
+    """What this controller knows of its pipelines, daemons and requests now."""
     Watch: _aio.UnaryStreamMultiCallable[_admin_pb2.WatchStatusRequest, _admin_pb2.WatchStatusResponse]  # type: ignore[assignment]
     """A status whenever something changed, at least once a period."""
     DrainController: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainControllerRequest, _admin_pb2.DrainControllerResponse]  # type: ignore[assignment]
@@ -55,12 +61,15 @@ class AdminAsyncStub(AdminStub):
     """Every hold and sequence of every daemon, beside what the controller thinks it owns."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
+    """What operators read and change; never on a request's path."""
+
     @_abc_1.abstractmethod
     def Status(
         self,
         request: _admin_pb2.StatusRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.StatusResponse, _abc.Awaitable[_admin_pb2.StatusResponse]]: ...
+    ) -> _typing.Union[_admin_pb2.StatusResponse, _abc.Awaitable[_admin_pb2.StatusResponse]]:
+        """What this controller knows of its pipelines, daemons and requests now."""
 
     @_abc_1.abstractmethod
     def Watch(

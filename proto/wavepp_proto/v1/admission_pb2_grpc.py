@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class StageAdmissionStub(object):
-    """Missing associated documentation comment in .proto file."""
+    """Agreement on reuse and room; answered while waves execute.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -52,7 +53,8 @@ class StageAdmissionStub(object):
 
 
 class StageAdmissionServicer(object):
-    """Missing associated documentation comment in .proto file."""
+    """Agreement on reuse and room; answered while waves execute.
+    """
 
     def Announce(self, request_iterator, context):
         """Describes requests at enqueue, off the critical path. Closing it forgets nothing.
@@ -102,7 +104,8 @@ def add_StageAdmissionServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class StageAdmission(object):
-    """Missing associated documentation comment in .proto file."""
+    """Agreement on reuse and room; answered while waves execute.
+    """
 
     @staticmethod
     def Announce(request_iterator,

@@ -27,6 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class StageAdmissionStub:
+    """Agreement on reuse and room; answered while waves execute."""
+
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
@@ -40,6 +42,8 @@ class StageAdmissionStub:
 
 @_typing.type_check_only
 class StageAdmissionAsyncStub(StageAdmissionStub):
+    """Agreement on reuse and room; answered while waves execute."""
+
     def __init__(self, channel: _aio.Channel) -> None: ...
     Announce: _aio.StreamStreamMultiCallable[_admission_pb2.AnnounceRequest, _admission_pb2.AnnounceResponse]  # type: ignore[assignment]
     """Describes requests at enqueue, off the critical path. Closing it forgets nothing."""
@@ -49,6 +53,8 @@ class StageAdmissionAsyncStub(StageAdmissionStub):
     """Installs the caller's epoch FIRST, then lists every hold and sequence."""
 
 class StageAdmissionServicer(metaclass=_abc_1.ABCMeta):
+    """Agreement on reuse and room; answered while waves execute."""
+
     @_abc_1.abstractmethod
     def Announce(
         self,

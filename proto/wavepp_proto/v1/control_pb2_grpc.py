@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class StageControlStub(object):
-    """Missing associated documentation comment in .proto file."""
+    """A daemon's place in a pipeline, from joining to leaving.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -52,7 +53,8 @@ class StageControlStub(object):
 
 
 class StageControlServicer(object):
-    """Missing associated documentation comment in .proto file."""
+    """A daemon's place in a pipeline, from joining to leaving.
+    """
 
     def Join(self, request, context):
         """Installs epoch, formation and plan; loads what changed; opens the link. Ends an earlier formation.
@@ -102,7 +104,8 @@ def add_StageControlServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class StageControl(object):
-    """Missing associated documentation comment in .proto file."""
+    """A daemon's place in a pipeline, from joining to leaving.
+    """
 
     @staticmethod
     def Join(request,

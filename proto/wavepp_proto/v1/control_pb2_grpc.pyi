@@ -27,6 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class StageControlStub:
+    """A daemon's place in a pipeline, from joining to leaving."""
+
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
@@ -40,6 +42,8 @@ class StageControlStub:
 
 @_typing.type_check_only
 class StageControlAsyncStub(StageControlStub):
+    """A daemon's place in a pipeline, from joining to leaving."""
+
     def __init__(self, channel: _aio.Channel) -> None: ...
     Join: _aio.UnaryUnaryMultiCallable[_control_pb2.JoinRequest, _control_pb2.JoinResponse]  # type: ignore[assignment]
     """Installs epoch, formation and plan; loads what changed; opens the link. Ends an earlier formation."""
@@ -49,6 +53,8 @@ class StageControlAsyncStub(StageControlStub):
     """Finishes what is queued, then leaves membership."""
 
 class StageControlServicer(metaclass=_abc_1.ABCMeta):
+    """A daemon's place in a pipeline, from joining to leaving."""
+
     @_abc_1.abstractmethod
     def Join(
         self,

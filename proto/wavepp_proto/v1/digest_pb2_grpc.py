@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class StageDigestStub(object):
-    """Missing associated documentation comment in .proto file."""
+    """Feeds the controller's reuse index; binds nobody.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -42,7 +43,8 @@ class StageDigestStub(object):
 
 
 class StageDigestServicer(object):
-    """Missing associated documentation comment in .proto file."""
+    """Feeds the controller's reuse index; binds nobody.
+    """
 
     def Watch(self, request, context):
         """Deltas after from_seq when the daemon still has them, else one snapshot and what follows it.
@@ -68,7 +70,8 @@ def add_StageDigestServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class StageDigest(object):
-    """Missing associated documentation comment in .proto file."""
+    """Feeds the controller's reuse index; binds nobody.
+    """
 
     @staticmethod
     def Watch(request,

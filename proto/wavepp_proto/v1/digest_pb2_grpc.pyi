@@ -27,6 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class StageDigestStub:
+    """Feeds the controller's reuse index; binds nobody."""
+
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
@@ -36,11 +38,15 @@ class StageDigestStub:
 
 @_typing.type_check_only
 class StageDigestAsyncStub(StageDigestStub):
+    """Feeds the controller's reuse index; binds nobody."""
+
     def __init__(self, channel: _aio.Channel) -> None: ...
     Watch: _aio.UnaryStreamMultiCallable[_digest_pb2.WatchDigestRequest, _digest_pb2.Digest]  # type: ignore[assignment]
     """Deltas after from_seq when the daemon still has them, else one snapshot and what follows it."""
 
 class StageDigestServicer(metaclass=_abc_1.ABCMeta):
+    """Feeds the controller's reuse index; binds nobody."""
+
     @_abc_1.abstractmethod
     def Watch(
         self,

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class StageExecutionStub(object):
-    """Missing associated documentation comment in .proto file."""
+    """Waves in order, their reports, and liveness.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -42,7 +43,8 @@ class StageExecutionStub(object):
 
 
 class StageExecutionServicer(object):
-    """Missing associated documentation comment in .proto file."""
+    """Waves in order, their reports, and liveness.
+    """
 
     def RunWaves(self, request_iterator, context):
         """Heartbeats in both directions. Opening it closes its predecessor.
@@ -68,7 +70,8 @@ def add_StageExecutionServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class StageExecution(object):
-    """Missing associated documentation comment in .proto file."""
+    """Waves in order, their reports, and liveness.
+    """
 
     @staticmethod
     def RunWaves(request_iterator,
@@ -120,7 +123,8 @@ class StageLinkServicer(object):
     """
 
     def Carry(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
+        """One stream per formation; answered when it ends.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

@@ -27,6 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class StageExecutionStub:
+    """Waves in order, their reports, and liveness."""
+
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
@@ -36,11 +38,15 @@ class StageExecutionStub:
 
 @_typing.type_check_only
 class StageExecutionAsyncStub(StageExecutionStub):
+    """Waves in order, their reports, and liveness."""
+
     def __init__(self, channel: _aio.Channel) -> None: ...
     RunWaves: _aio.StreamStreamMultiCallable[_execution_pb2.WaveRequest, _execution_pb2.WaveResponse]  # type: ignore[assignment]
     """Heartbeats in both directions. Opening it closes its predecessor."""
 
 class StageExecutionServicer(metaclass=_abc_1.ABCMeta):
+    """Waves in order, their reports, and liveness."""
+
     @_abc_1.abstractmethod
     def RunWaves(
         self,
@@ -59,6 +65,7 @@ class StageLinkStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> StageLinkAsyncStub: ...
     Carry: _grpc.StreamUnaryMultiCallable[_execution_pb2.ActivationFrame, _execution_pb2.CarryResponse]
+    """One stream per formation; answered when it ends."""
 
 @_typing.type_check_only
 class StageLinkAsyncStub(StageLinkStub):
@@ -66,6 +73,7 @@ class StageLinkAsyncStub(StageLinkStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Carry: _aio.StreamUnaryMultiCallable[_execution_pb2.ActivationFrame, _execution_pb2.CarryResponse]  # type: ignore[assignment]
+    """One stream per formation; answered when it ends."""
 
 class StageLinkServicer(metaclass=_abc_1.ABCMeta):
     """The grpc activation link; the caller is the previous stage."""
@@ -75,6 +83,7 @@ class StageLinkServicer(metaclass=_abc_1.ABCMeta):
         self,
         request_iterator: _MaybeAsyncIterator[_execution_pb2.ActivationFrame],
         context: _ServicerContext,
-    ) -> _typing.Union[_execution_pb2.CarryResponse, _abc.Awaitable[_execution_pb2.CarryResponse]]: ...
+    ) -> _typing.Union[_execution_pb2.CarryResponse, _abc.Awaitable[_execution_pb2.CarryResponse]]:
+        """One stream per formation; answered when it ends."""
 
 def add_StageLinkServicer_to_server(servicer: StageLinkServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

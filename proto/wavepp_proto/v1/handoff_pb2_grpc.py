@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class KvHandoffStub(object):
-    """Missing associated documentation comment in .proto file."""
+    """A finished request's cache, for any decode worker.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -47,7 +48,8 @@ class KvHandoffStub(object):
 
 
 class KvHandoffServicer(object):
-    """Missing associated documentation comment in .proto file."""
+    """A finished request's cache, for any decode worker.
+    """
 
     def ReadBlocks(self, request, context):
         """Blocks of one request on this daemon, in order, in pieces of at most 1 MiB.
@@ -85,7 +87,8 @@ def add_KvHandoffServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class KvHandoff(object):
-    """Missing associated documentation comment in .proto file."""
+    """A finished request's cache, for any decode worker.
+    """
 
     @staticmethod
     def ReadBlocks(request,

@@ -27,6 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class KvHandoffStub:
+    """A finished request's cache, for any decode worker."""
+
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
@@ -38,6 +40,8 @@ class KvHandoffStub:
 
 @_typing.type_check_only
 class KvHandoffAsyncStub(KvHandoffStub):
+    """A finished request's cache, for any decode worker."""
+
     def __init__(self, channel: _aio.Channel) -> None: ...
     ReadBlocks: _aio.UnaryStreamMultiCallable[_handoff_pb2.ReadBlocksRequest, _handoff_pb2.ReadBlocksResponse]  # type: ignore[assignment]
     """Blocks of one request on this daemon, in order, in pieces of at most 1 MiB."""
@@ -45,6 +49,8 @@ class KvHandoffAsyncStub(KvHandoffStub):
     """The worker has everything: the hold ends. Idempotent."""
 
 class KvHandoffServicer(metaclass=_abc_1.ABCMeta):
+    """A finished request's cache, for any decode worker."""
+
     @_abc_1.abstractmethod
     def ReadBlocks(
         self,

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class PrefillStub(object):
-    """Missing associated documentation comment in .proto file."""
+    """One prompt in, its events out.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -57,7 +58,8 @@ class PrefillStub(object):
 
 
 class PrefillServicer(object):
-    """Missing associated documentation comment in .proto file."""
+    """One prompt in, its events out.
+    """
 
     def Submit(self, request_iterator, context):
         """Frames of one request in, its events out. Closing the stream cancels the request.
@@ -119,7 +121,8 @@ def add_PrefillServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Prefill(object):
-    """Missing associated documentation comment in .proto file."""
+    """One prompt in, its events out.
+    """
 
     @staticmethod
     def Submit(request_iterator,

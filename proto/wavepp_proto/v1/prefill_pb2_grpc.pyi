@@ -27,6 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class PrefillStub:
+    """One prompt in, its events out."""
+
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
@@ -42,6 +44,8 @@ class PrefillStub:
 
 @_typing.type_check_only
 class PrefillAsyncStub(PrefillStub):
+    """One prompt in, its events out."""
+
     def __init__(self, channel: _aio.Channel) -> None: ...
     Submit: _aio.StreamStreamMultiCallable[_prefill_pb2.SubmitRequest, _prefill_pb2.SubmitResponse]  # type: ignore[assignment]
     """Frames of one request in, its events out. Closing the stream cancels the request."""
@@ -53,6 +57,8 @@ class PrefillAsyncStub(PrefillStub):
     """What a client needs to know before it can send tokens."""
 
 class PrefillServicer(metaclass=_abc_1.ABCMeta):
+    """One prompt in, its events out."""
+
     @_abc_1.abstractmethod
     def Submit(
         self,
