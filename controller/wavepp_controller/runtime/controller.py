@@ -47,7 +47,8 @@ class Controller:
         await self.start()
         stopped = asyncio.create_task(stop.wait(), name="stop")
         try:
-            await asyncio.wait({stopped, self.shell.failure}, return_when=asyncio.FIRST_COMPLETED)
+            ends: set[asyncio.Future[Any]] = {stopped, self.shell.failure}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if self.shell.failure.done():
                 raise self.shell.failure.result()
             await self.drain(drain_s)
@@ -91,8 +92,7 @@ class Controller:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while self.machine.live_requests:
-                    self.shell.changed.clear()
-                    await self.shell.changed.wait()
+                    await self.shell.changed_within(within_s)
         return self.machine.live_requests
 
     async def close(self) -> None:
@@ -136,11 +136,8 @@ class Controller:
             if self.members.frozen != frozen:
                 frozen = self.members.frozen
                 self.shell.post(ev.MembershipFrozen(frozen, time.monotonic()))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
-                    self.shell.changed.clear()
-                    await self.shell.changed.wait()
-                    await asyncio.sleep(0.1)
+            if await self.shell.changed_within(1.0):
+                await asyncio.sleep(0.1)
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         async def guarded() -> None:

@@ -27,7 +27,7 @@ from wavepp_proto import convert, limits
 from wavepp_proto.errors import ControllerUnavailable, JoinRefused, StageLost, WaveppError
 from wavepp_proto.runtime.channels import ClientSecurity, open_channel
 from wavepp_proto.runtime.logs import get_log
-from wavepp_proto.terms import ErrorInfo, Fence, Heartbeat, JoinPlan, JoinReply, Round, WaveReport
+from wavepp_proto.terms import ErrorInfo, Fence, Heartbeat, Inventory, JoinPlan, JoinReply, Round, WaveReport
 from wavepp_proto.v1 import (
     admission_pb2,
     admission_pb2_grpc,
@@ -61,10 +61,7 @@ class DaemonLink:
         """Inventory first (it installs the epoch and fences the controller before us), then Join."""
         deadline = self.plan.deadline_ms / 1000
         try:
-            admission = admission_pb2_grpc.StageAdmissionStub(self._channel)
-            await admission.Inventory(
-                convert.inventory_request_to_pb(self.plan.fence), timeout=limits.CALL_DEADLINE_MS / 1000
-            )
+            await self.inventory()
             control = control_pb2_grpc.StageControlStub(self._channel)
             reply = convert.join_reply_from_pb(
                 await control.Join(convert.join_plan_to_pb(self.plan), timeout=deadline + 1)
@@ -74,6 +71,16 @@ class DaemonLink:
         if reply.fence != self.plan.fence:
             raise JoinRefused("the reply belongs to another join", field="fence", value=str(reply.fence))
         return reply
+
+    async def inventory(self) -> Inventory:
+        """Every hold and sequence of the daemon, now."""
+        stub = admission_pb2_grpc.StageAdmissionStub(self._channel)
+        request = convert.inventory_request_to_pb(self.plan.fence)
+        try:
+            reply = await stub.Inventory(request, timeout=limits.CALL_DEADLINE_MS / 1000)
+        except grpc.aio.AioRpcError as error:
+            raise convert.error_from_rpc(error) from error
+        return convert.inventory_from_pb(reply)
 
     def serve(self) -> None:
         """Open all streams; whatever they say is posted from now on."""

@@ -20,6 +20,7 @@ from wavepp_proto.errors import (
     DeadlineExpired,
     DuplicateRequest,
     InternalError,
+    InvalidRequest,
     UnknownPipeline,
     WaveppError,
     from_info,
@@ -57,7 +58,10 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
                 if isinstance(event, Admitted):
                     admitted = event
                 elif isinstance(event, Finished):
-                    return convert.run_response_to_pb(admitted, event)
+                    reply = pb.RunResponse(finished=convert.finished_to_pb(event))
+                    if admitted is not None:
+                        reply.admitted.CopyFrom(convert.admitted_to_pb(admitted))
+                    return reply
                 elif isinstance(event, Failed):
                     raise from_info(event.error)
             raise InternalError("a request ended without an outcome")
@@ -104,7 +108,7 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
                     "the next frame of the prompt did not come", field="frame", limit=FRAME_DEADLINE_S
                 ) from None
             except StopAsyncIteration:
-                return assembler.finish()
+                raise InvalidRequest("the prompt ended before its last frame", field="last", value="false") from None
             request = assembler.add(frame)
             if request is not None:
                 return _aged(request, time.monotonic() - arrived)

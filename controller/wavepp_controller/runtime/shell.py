@@ -21,7 +21,7 @@ from wavepp_proto import convert
 from wavepp_proto.errors import ControllerUnavailable, WaveppError, from_info
 from wavepp_proto.runtime.channels import ClientSecurity
 from wavepp_proto.runtime.logs import get_log
-from wavepp_proto.terms import DaemonKey, Failed, Finished, JoinPlan, PrefillEvent, RequestId, WaveCommand
+from wavepp_proto.terms import DaemonKey, Failed, Finished, JoinPlan, PipelineId, PrefillEvent, RequestId, WaveCommand
 
 log = get_log(__name__)
 
@@ -68,6 +68,20 @@ class ControllerShell:
             pause = TICK_S if deadline is None else min(TICK_S, max(0.001, deadline - now))
             await asyncio.sleep(pause)
             self.post(ev.Tick(time.monotonic()))
+
+    async def changed_within(self, seconds: float) -> bool:
+        """Wait for a change of what operators see, at most `seconds`."""
+        self.changed.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await self.changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def links(self, pipeline: PipelineId) -> dict[DaemonKey, DaemonLink]:
+        """The daemons of a pipeline that streams are open to."""
+        return {key: link for key, link in self._links.items() if key.pipeline == pipeline}
 
     # --- requests ---------------------------------------------------------------------------------
 
