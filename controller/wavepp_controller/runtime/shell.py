@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any
 
 from wavepp_controller.core import events as ev
@@ -22,6 +23,7 @@ from wavepp_proto.errors import ControllerUnavailable, WaveppError, from_info
 from wavepp_proto.runtime.channels import ClientSecurity
 from wavepp_proto.runtime.logs import get_log
 from wavepp_proto.terms import DaemonKey, Failed, Finished, JoinPlan, PipelineId, PrefillEvent, RequestId, WaveCommand
+from wavepp_proto.v1 import execution_pb2
 
 log = get_log(__name__)
 
@@ -167,15 +169,12 @@ class ControllerShell:
             link.announce([convert.announce_frame_to_pb(frame) for frame in frames])
 
     def _send_wave(self, action: ev.SendWave) -> None:
-        """Rows are serialised once: fences are per daemon, so each copy only sets its own."""
-        if not action.targets:
-            return
+        """Rows are converted once: only the fence is each daemon's own."""
         shared = convert.wave_request_to_pb(WaveCommand(action.targets[0][1], action.rows))
         for key, fence in action.targets:
             if (link := self._links.get(key)) is not None:
-                message = type(shared)()
+                message = execution_pb2.WaveRequest(fence=convert.fence_to_pb(replace(fence, ordinal=action.ordinal)))
                 message.wave.CopyFrom(shared.wave)
-                message.fence.CopyFrom(convert.fence_to_pb(fence))
                 link.send_wave(message)
 
     # --- formations -------------------------------------------------------------------------------

@@ -267,12 +267,18 @@ class Executor:
         self._watch._mark = time.perf_counter()
 
     def _run_wave(self, current: _Formation) -> None:
-        command = current.queue[0]
+        """Compute, publish, then send on: whoever hears of this wave may count on what it published."""
+        command, formation = current.queue[0], current.plan.fence.formation
         self.executing = command.ordinal
         prepared = current.prepared.pop(command.ordinal)
         started_ns, started = time.time_ns(), time.perf_counter()
         try:
-            outcome, void, faults = self._compute(current, prepared)
+            work, outcome, void, faults = self._compute(current, prepared)
+            compute_s = time.perf_counter() - started
+            event = WaveRetired(command.ordinal, void, faults, outcome.results, time.monotonic(), formation)
+            done = self._only(event, WaveDone, current)
+            if current.link is not None and not current.last and done is not None:
+                current.link.send(_header(work, done.void_bitmap, current.hidden), outcome.payload)
         except Exception as error:  # any engine or link fault ends the formation, never the daemon
             info = error.info() if isinstance(error, WaveppError) else _engine_fault(error, self._engine.name)
             with self._condition:
@@ -281,23 +287,17 @@ class Executor:
             return
         finally:
             self.executing = None
-        compute_s = time.perf_counter() - started
-        formation = current.plan.fence.formation
-        event = WaveRetired(command.ordinal, void, faults, outcome.results, time.monotonic(), formation)
-        done = self._only(event, WaveDone, current)
         with self._condition:
             current.queue.popleft()
             current.posted = max(0, current.posted - 1)
             self._post_receives(current)
         times = self._watch.take(compute_s)
-        self._report(
-            Report(
-                current.plan.fence.formation, command.ordinal, prepared.work, done, times, started_ns, time.time_ns()
-            )
-        )
+        self._report(Report(formation, command.ordinal, prepared.work, done, times, started_ns, time.time_ns()))
 
-    def _compute(self, current: _Formation, prepared: WavePrepared) -> tuple[WaveOutcome, int, tuple[RowFault, ...]]:
-        """Run one wave: (outcome, void bitmap, rows voided here)."""
+    def _compute(
+        self, current: _Formation, prepared: WavePrepared
+    ) -> tuple[WaveWork, WaveOutcome, int, tuple[RowFault, ...]]:
+        """Run one wave: (what ran, outcome, void bitmap, rows voided here)."""
         work, payload = prepared.work, None
         # a row may have become void after this wave was prepared ahead
         void = self._core.read(lambda machine: machine.void_bitmap(work.ordinal))
@@ -315,10 +315,7 @@ class Executor:
         )
         for index in outcome.faults:
             void |= 1 << index
-        if not current.last:
-            assert current.link is not None
-            current.link.send(_header(work, void, current.hidden), outcome.payload)
-        return outcome, void, faults
+        return work, outcome, void, faults
 
     def _only(self, event: PrepareWave | WaveRetired, kind: type[T], current: _Formation) -> T | None:
         """Post an executor event; a core that refuses it (the formation ended) is not an error here."""
