@@ -250,6 +250,16 @@ class RefuseReform:
 
 
 @dataclass(frozen=True, slots=True)
+class RefuseSubmit:
+    """Answer to the Submit being handled: a request of this id is alive, and goes on undisturbed.
+
+    Every other refusal is an Emit of Failed, because then no stream of this id exists yet."""
+
+    request_id: RequestId
+    error: ErrorInfo
+
+
+@dataclass(frozen=True, slots=True)
 class HashPrompt:
     """Hash off the critical path, in slices or a pool; answer Hashed."""
 
@@ -321,6 +331,7 @@ Action = (
     FormPipeline
     | EndFormation
     | RefuseReform
+    | RefuseSubmit
     | HashPrompt
     | AnnounceRequest
     | SendRound

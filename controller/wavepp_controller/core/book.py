@@ -1,0 +1,153 @@
+"""Living requests of one pipeline, and how each ends exactly once (DESIGN.md section 11, I4).
+
+Owns the requests by id, the count of those not yet admitted (what a bounded queue bounds), their
+deadlines, and the emission of the one terminal event. Does not own holds: whoever ends a request
+releases it as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+
+from wavepp_controller.core import phases, traced
+from wavepp_controller.core.events import Emit
+from wavepp_controller.core.outbox import Outbox
+from wavepp_controller.core.reconcile import limiting_stage
+from wavepp_controller.core.request import Request
+from wavepp_controller.core.request_table import RequestInput
+from wavepp_proto.errors import WaveppError
+from wavepp_proto.terms import Admitted, Failed, Finished, PipelineId, RequestId, RowResult
+
+COMPACT_AT = 1024
+"""Deadlines of ended requests are dropped once there are this many more than living ones."""
+
+
+@dataclass(slots=True)
+class RequestBook:
+    pipeline: PipelineId
+    out: Outbox
+    living: dict[RequestId, Request] = field(default_factory=dict)
+    """In order of arrival."""
+    waiting: dict[RequestId, Request] = field(default_factory=dict)
+    """Not yet admitted."""
+    waiting_tokens: int = 0
+    _deadlines: list[tuple[float, RequestId]] = field(default_factory=list)
+    """Heap; holds no request, so that what ended can go at once."""
+    _places: int = 0
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(list(self.living.values()))
+
+    def accept(self, request: Request, now: float) -> None:
+        request.advance(RequestInput.ACCEPT, now)
+        self.living[request.id] = request
+        self.wait(request)
+        heappush(self._deadlines, (request.deadline, request.id))
+        if len(self._deadlines) > len(self.living) + COMPACT_AT:
+            self._deadlines = [(request.deadline, request.id) for request in self.living.values()]
+            heapify(self._deadlines)
+
+    def wait(self, request: Request) -> None:
+        """Count it as waiting (again)."""
+        if request.id not in self.waiting:
+            self.waiting[request.id] = request
+            self.waiting_tokens += request.prompt_tokens
+
+    def ready(self, request: Request) -> None:
+        """Give it its place in first-come order, for good."""
+        if request.ready_number is None:
+            request.ready_number = self._places
+            self._places += 1
+
+    def admitted(self, request: Request, now: float) -> None:
+        """Tell the client and the trace how admission went."""
+        self._stop_waiting(request)
+        current = request.current
+        self.out.count("admitted")
+        self.out.count("cached_tokens", current.endpoint)
+        self.out.send(*traced.admission(request, self.pipeline, "admitted", now))
+        self.out.send(
+            Emit(
+                Admitted(
+                    request.id,
+                    request.attempt,
+                    endpoint=current.endpoint,
+                    candidate=current.candidate,
+                    limiting_stage=limiting_stage(current.own_hits),
+                    best_stage_hit=current.best_stage_hit,
+                    rounds=current.rounds,
+                )
+            )
+        )
+
+    def finish(self, request: Request, result: RowResult, now: float) -> None:
+        request.advance(RequestInput.FINISH, now)
+        current = request.current
+        finished = Finished(
+            request.id,
+            request.attempt,
+            first_token=result.token_id,
+            prompt_tokens=request.prompt_tokens,
+            cached_tokens=current.endpoint,
+            timings=request.phases.timings(current.admitted_at, now),
+            waves=current.waves,
+            top_logprobs=result.top_logprobs,
+            logits=result.logits,
+        )
+        self.out.count("finished")
+        self.out.send(*request.phases.flush(), traced.finish(request, "finished", now))
+        self._forget(request)
+        self.out.send(Emit(finished))
+
+    def fail(self, request: Request, given: RequestInput, error: WaveppError, now: float) -> None:
+        """End it with `error`; `given` is FAIL, EXPIRE or CANCEL."""
+        if request.admitted:
+            self.out.send(*request.phases.flush())
+        else:
+            request.phases.enter(phases.ENDED, now)
+            self.out.send(*traced.admission(request, self.pipeline, error.reason, now))
+        request.advance(given, now)
+        self.out.count("cancelled" if given is RequestInput.CANCEL else "failed")
+        self.out.count(f"failed.{error.reason}")
+        self.out.send(traced.finish(request, error.reason, now))
+        self._forget(request)
+        self.out.send(Emit(Failed(request.id, error.info())))
+
+    def expired(self, now: float) -> list[Request]:
+        """Living requests whose deadline has passed."""
+        found = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            deadline, request_id = heappop(self._deadlines)
+            request = self.living.get(request_id)
+            if request is not None and request.deadline == deadline:
+                found.append(request)
+        return found
+
+    def next_deadline(self) -> float | None:
+        while self._deadlines and self._deadlines[0][1] not in self.living:
+            heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def check(self) -> list[str]:
+        findings = []
+        tokens = sum(request.prompt_tokens for request in self.waiting.values())
+        if tokens != self.waiting_tokens:
+            findings.append(f"{self.waiting_tokens} waiting tokens counted, {tokens} wait")
+        for request in self.living.values():
+            if not request.living:
+                findings.append(f"{request.id} ended and is kept")
+            if (request.id in self.waiting) == request.admitted:
+                findings.append(f"{request.id} is {request.state.value} and counted wrongly as waiting or not")
+        if self.waiting.keys() - self.living.keys():
+            findings.append("a request that ended is counted as waiting")
+        return findings
+
+    def _stop_waiting(self, request: Request) -> None:
+        if self.waiting.pop(request.id, None) is not None:
+            self.waiting_tokens -= request.prompt_tokens
+
+    def _forget(self, request: Request) -> None:
+        self._stop_waiting(request)
+        del self.living[request.id]

@@ -1,0 +1,64 @@
+"""Settings of the controller core: numbers that an operator may choose.
+
+Owns the defaults and their ranges. Does not own where a setting comes from (flags and environment
+belong to `__main__`) nor per-pipeline overrides (`PipelineMachine` keeps those of ReformAsked).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wavepp_proto import limits
+from wavepp_proto.errors import InvalidRequest
+from wavepp_proto.terms import LinkKind
+
+POLICIES = ("fixed",)
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerConfig:
+    wave_tokens: int = 16_384
+    """M: most tokens of one wave; each pipeline rounds it down to its block size."""
+    lanes: int = limits.MAX_LANES
+    """Most requests in one wave, and most requests that hold cache at once."""
+    policy: str = "fixed"
+    link: LinkKind | None = None
+    """None takes gloo where every daemon can, else grpc."""
+    floor_blocks: int = 0
+    """Blocks of every pool that escrows may never touch."""
+    attempts: int = 1
+    """Formations that one request may hold cache in before its loss is final."""
+    default_deadline_ms: int = limits.DEFAULT_DEADLINE_MS
+    max_queued_requests: int = limits.MAX_QUEUED_REQUESTS
+    max_queued_tokens: int = limits.MAX_QUEUED_TOKENS
+    heartbeat_ms: int = limits.HEARTBEAT_MS
+    silence_ms: int = limits.SILENCE_MS
+    join_deadline_ms: int = limits.JOIN_DEADLINE_MS
+    round_deadline_ms: int = limits.ROUND_DEADLINE_MS
+    capacity_retry_ms: int = limits.CAPACITY_RETRY_MS
+    pipeline_wait_ms: int = limits.PIPELINE_WAIT_MS
+    wave_timeout_ms: int = limits.WAVE_TIMEOUT_MS
+    """Longest pause between two waves that the last stage reports while some are in flight."""
+    reform_backoff_ms: int = 100
+    """Pause before the second try to form a pipeline; doubles up to `reform_backoff_max_ms`."""
+    reform_backoff_max_ms: int = 5_000
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.lanes <= limits.MAX_LANES:
+            raise InvalidRequest(
+                f"lanes must be 1 to {limits.MAX_LANES}", field="lanes", value=self.lanes, limit=limits.MAX_LANES
+            )
+        if self.policy not in POLICIES:
+            raise InvalidRequest(
+                f"unknown policy {self.policy}", field="policy", value=self.policy, limit=" ".join(POLICIES)
+            )
+        if self.silence_ms <= self.heartbeat_ms:
+            raise InvalidRequest(
+                "silence must be longer than a heartbeat",
+                field="silence_ms",
+                value=self.silence_ms,
+                limit=self.heartbeat_ms,
+            )
+        for name in ("wave_tokens", "attempts", "heartbeat_ms", "round_deadline_ms", "capacity_retry_ms"):
+            if getattr(self, name) < 1:
+                raise InvalidRequest(f"{name} must be positive", field=name, value=getattr(self, name), limit=1)

@@ -1,0 +1,172 @@
+"""Waves of one formation: what is sent, and what the reports mean (DESIGN.md section 7).
+
+Owns the lanes (admitted requests with tokens left to schedule), the ring and the positions, which
+advance only by rows written to every daemon's stream. Says which requests finished and which were
+voided; ending them is the caller's business. Does not own admission.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass, field
+
+from wavepp_controller.core.config import ControllerConfig
+from wavepp_controller.core.events import Emit, SendWave
+from wavepp_controller.core.formation import PipelineFormation
+from wavepp_controller.core.outbox import Outbox
+from wavepp_controller.core.planner import Lane, plan_fixed
+from wavepp_controller.core.request import Request
+from wavepp_controller.core.request_table import RequestInput, RequestState
+from wavepp_controller.core.ring import Flight, Ring
+from wavepp_proto.errors import FormationEnded, InternalError, RowVoided
+from wavepp_proto.terms import DaemonKey, HoldKey, PipelineId, Progress, Row, RowResult, WaveReport
+
+
+@dataclass(slots=True)
+class Outcomes:
+    """Requests that one report ends."""
+
+    finished: list[tuple[Request, RowResult]] = field(default_factory=list)
+    voided: list[tuple[Request, RowVoided]] = field(default_factory=list)
+
+
+class Execution:
+    def __init__(
+        self, pipeline: PipelineId, formation: PipelineFormation, config: ControllerConfig, out: Outbox, now: float
+    ) -> None:
+        self._pipeline, self._formation, self._out = pipeline, formation, out
+        self._max_rows = config.lanes
+        self._timeout_s = config.wave_timeout_ms / 1e3
+        self._moved = now
+        """When the ring last went from empty to busy, or freed a slot."""
+        self.ring = Ring(2 * formation.stages, formation.daemons)
+        self.lanes: list[Request] = []
+        """First come first served."""
+        self.running: dict[HoldKey, Request] = {}
+        """Admitted and not ended, lanes or not."""
+
+    def next_deadline(self) -> float | None:
+        return self._moved + self._timeout_s if self.ring.in_flight else None
+
+    def admit(self, request: Request) -> None:
+        self.running[request.key] = request
+        insort(self.lanes, request, key=_place)
+
+    def withdraw(self, request: Request) -> None:
+        """The request ended: chunks already sent are executed, nothing more is scheduled."""
+        self.running.pop(request.key, None)
+        if request in self.lanes:
+            self.lanes.remove(request)
+
+    def pump(self, now: float) -> None:
+        """Fill the ring."""
+        while self.lanes and self.ring.room:
+            lanes = [Lane(r.key, r.current.scheduled, r.prompt_tokens) for r in self.lanes]
+            rows = plan_fixed(lanes, self._formation.wave_tokens, self._max_rows, self._formation.block_tokens)
+            if not rows:
+                raise InternalError("lanes have tokens and the planner found no chunk", field="lanes", value=len(lanes))
+            self._send(rows, now)
+
+    def expire(self, now: float) -> None:
+        """FormationEnded if the last stage has been silent about its waves for too long."""
+        if self.ring.in_flight and now > self._moved + self._timeout_s:
+            raise FormationEnded(
+                f"no wave ended within {self._timeout_s:g} s",
+                field="wave_timeout_ms",
+                value=int((now - self._moved) * 1e3),
+                limit=int(self._timeout_s * 1e3),
+            )
+
+    def report(self, key: DaemonKey, report: WaveReport, now: float) -> Outcomes:
+        """Account for one daemon's report of one wave; InternalError if it contradicts the others."""
+        daemon = self._formation.daemons[key]
+        daemon.has(report.capacity)
+        daemon.spent(report.times)
+        reported = self.ring.report(key, report)
+        daemon.waves_done += 1
+        outcomes = Outcomes()
+        if reported.slot_freed:
+            self._moved = now
+            self._complete(reported.flight, report, outcomes)
+        self._void(reported.flight, reported.complete, outcomes)
+        return outcomes
+
+    def check(self) -> list[str]:
+        findings = self.ring.check()
+        for request in self.running.values():
+            current = request.current
+            if not request.admitted:
+                findings.append(f"{request.id} is {request.state.value} and runs")
+            if not current.endpoint <= current.computed <= current.scheduled <= request.prompt_tokens:
+                findings.append(f"{request.id} has positions out of order")
+            if (request in self.lanes) != (current.scheduled < request.prompt_tokens):
+                findings.append(f"{request.id} has a lane and nothing to schedule, or the other way round")
+        if len(self.lanes) > len(self.running):
+            findings.append("a lane carries a request that does not run")
+        if self.lanes and self.ring.room:
+            findings.append("a lane has tokens, the ring has room, and no wave was planned")
+        return findings
+
+    def _send(self, rows: tuple[Row, ...], now: float) -> None:
+        if not self.ring.in_flight:
+            self._moved = now
+        ordinal = self.ring.send(rows)
+        for row in rows:
+            request = self.running[row.key]
+            request.current.scheduled = row.start + row.length
+            request.current.waves += 1
+            request.current.last_wave = ordinal
+            if request.state is RequestState.ADMITTED:
+                request.advance(RequestInput.FIRST_WAVE, now)
+            if row.final:
+                self.lanes.remove(request)
+        self._out.count("waves")
+        self._out.count("wave_rows", len(rows))
+        self._out.count("wave_tokens", sum(row.length for row in rows))
+        self._out.send(SendWave(self._pipeline, ordinal, rows, self._formation.fences()))
+
+    def _complete(self, flight: Flight, report: WaveReport, outcomes: Outcomes) -> None:
+        """The last stage is done with the wave: positions advance, final rows have their token."""
+        results = {result.row: result for result in report.results}
+        for index, row in enumerate(flight.rows):
+            request = self.running.get(row.key)
+            if request is None or flight.void_bitmap >> index & 1:
+                continue
+            request.current.computed = row.start + row.length
+            if not row.final:
+                self._out.send(Emit(Progress(request.id, request.current.computed, request.prompt_tokens)))
+                continue
+            result = results.get(index)
+            if result is None:
+                raise InternalError(
+                    f"the last stage ended the prompt of {request.id} and told no token",
+                    field="results",
+                    value=len(results),
+                    wave=flight.ordinal,
+                )
+            outcomes.finished.append((request, result))
+
+    def _void(self, flight: Flight, complete: bool, outcomes: Outcomes) -> None:
+        """A voided row fails its request as soon as the cause is told, and when all have spoken at the latest."""
+        for index, row in enumerate(flight.rows):
+            request = self.running.get(row.key)
+            told = flight.faults.get(index)
+            if request is None or not (told or (complete and flight.void_bitmap >> index & 1)):
+                continue
+            where, cause = (f"stage {told[0].stage}", told[1]) if told else ("an unknown stage", None)
+            outcomes.voided.append(
+                (
+                    request,
+                    RowVoided(
+                        f"{where} voided tokens [{row.start}, {row.start + row.length}) of {request.id}: "
+                        + (cause.message if cause else "no stage told why"),
+                        stage=told[0].stage if told else None,
+                        wave=flight.ordinal,
+                        cause=cause.reason if cause else None,
+                    ),
+                )
+            )
+
+
+def _place(request: Request) -> int:
+    return request.ready_number if request.ready_number is not None else 0

@@ -1,0 +1,231 @@
+"""One life of a pipeline's links and wave order (DESIGN.md sections 4 and 10).
+
+Owns the daemons of a formation: their fences, what they answered to Join, when they were last heard and
+how much room they have. Says who is silent. Does not own requests, nor when to form: `pipeline` does.
+
+    FormPipeline ──▶ joining ──all Joined──▶ serving ──▶ ended (lost, silent, failed report, asked)
+                        └──── JoinFailed or deadline ──────▲
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from wavepp_controller.core.config import ControllerConfig
+from wavepp_controller.core.verdicts import PipelineFacts
+from wavepp_proto.errors import JoinRefused
+from wavepp_proto.fence import Standing, check_fence
+from wavepp_proto.terms import (
+    Capacity,
+    DaemonKey,
+    Epoch,
+    Fence,
+    Formation,
+    JoinPlan,
+    JoinReply,
+    LinkKind,
+    MemberRecord,
+    Peer,
+    StageTimes,
+)
+
+
+@dataclass(slots=True)
+class Daemon:
+    """One daemon in one formation."""
+
+    record: MemberRecord
+    plan: JoinPlan
+    reply: JoinReply | None = None
+    last_heard: float = 0.0
+    capacity: Capacity | None = None
+    """The newest by seq, from whichever message brought it."""
+    digest_at: float | None = None
+    draining: bool = False
+    """It wants to leave: nothing new is admitted, and the formation ends when nothing is held."""
+    resync_asked: float | None = None
+    """When a fresh snapshot was asked for; None while none is awaited."""
+    waves_done: int = 0
+    times: StageTimes = StageTimes()
+    """Sums since the formation began."""
+
+    @property
+    def key(self) -> DaemonKey:
+        return self.record.key
+
+    @property
+    def pool_blocks(self) -> int:
+        return self.plan.pool_blocks if self.reply is None else self.reply.pool_blocks
+
+    def fence(self, ordinal: int = 0) -> Fence:
+        ours = self.plan.fence
+        return Fence(ours.epoch, ours.formation, ours.incarnation, ordinal)
+
+    def check(self, fence: Fence) -> None:
+        """The gate: StaleMessage unless the message belongs to this life of this daemon."""
+        ours = self.plan.fence
+        check_fence(fence, Standing(ours.epoch, ours.formation, ours.incarnation))
+
+    def has(self, capacity: Capacity | None) -> None:
+        if capacity is not None and (self.capacity is None or capacity.seq > self.capacity.seq):
+            self.capacity = capacity
+
+    def spent(self, times: StageTimes) -> None:
+        total = self.times
+        self.times = StageTimes(
+            total.compute_us + times.compute_us,
+            total.activation_wait_us + times.activation_wait_us,
+            total.admission_wait_us + times.admission_wait_us,
+            total.preparing_us + times.preparing_us,
+            total.idle_us + times.idle_us,
+        )
+
+
+@dataclass(slots=True)
+class PipelineFormation:
+    number: Formation
+    daemons: dict[DaemonKey, Daemon]
+    """In (stage, rank) order."""
+    join_deadline: float
+    serving: bool = False
+
+    @property
+    def stages(self) -> int:
+        return next(iter(self.daemons.values())).plan.stages
+
+    @property
+    def block_tokens(self) -> int:
+        return next(iter(self.daemons.values())).plan.block_tokens
+
+    @property
+    def wave_tokens(self) -> int:
+        return next(iter(self.daemons.values())).plan.wave_tokens
+
+    @property
+    def plans(self) -> tuple[JoinPlan, ...]:
+        return tuple(daemon.plan for daemon in self.daemons.values())
+
+    @property
+    def draining(self) -> bool:
+        return any(daemon.draining for daemon in self.daemons.values())
+
+    @property
+    def link(self) -> LinkKind:
+        return next(iter(self.daemons.values())).plan.link
+
+    def facts(self) -> PipelineFacts:
+        """What the pipeline really is, by the daemons' answers to Join."""
+        records = [
+            replace(
+                daemon.record, pool_blocks=daemon.plan.pool_blocks if not daemon.reply else daemon.reply.pool_blocks
+            )
+            for daemon in self.daemons.values()
+        ]
+        return PipelineFacts.of(records, next(iter(self.daemons.values())).plan.floor_blocks)
+
+    def fences(self) -> tuple[tuple[DaemonKey, Fence], ...]:
+        return tuple((key, daemon.fence()) for key, daemon in self.daemons.items())
+
+    def joined(self, daemon: Daemon, reply: JoinReply, now: float) -> bool:
+        """Note one answer; True when it was the last one and the formation serves."""
+        daemon.reply = reply
+        daemon.has(reply.capacity)
+        if any(other.reply is None for other in self.daemons.values()):
+            return False
+        for other in self.daemons.values():
+            other.last_heard = now
+        self.serving = True
+        return True
+
+    def excuse(self, pause: float) -> None:
+        """Time in which the controller itself did not listen is nobody's silence."""
+        for daemon in self.daemons.values():
+            daemon.last_heard += pause
+
+    def silent(self, now: float, silence: float) -> Daemon | None:
+        """The daemon that has been silent longest, if longer than `silence` seconds."""
+        quietest = min(self.daemons.values(), key=lambda daemon: daemon.last_heard)
+        return quietest if self.serving and now - quietest.last_heard > silence else None
+
+    def next_silence(self, silence: float) -> float:
+        return min(daemon.last_heard for daemon in self.daemons.values()) + silence
+
+
+def align_wave_tokens(wave_tokens: int, block_tokens: int) -> int:
+    """M rounded down to whole blocks, at least one: interior chunk ends lie on multiples of B, so a
+    budget that is no multiple could never be filled. The plan and the status show what is really used.
+    """
+    return max(block_tokens, wave_tokens // block_tokens * block_tokens)
+
+
+def choose_link(records: Mapping[DaemonKey, MemberRecord], forced: LinkKind | None) -> LinkKind:
+    """The forced kind, else gloo where every daemon has a torch.distributed store, else grpc.
+
+    JoinRefused if a forced kind needs stores that are not there.
+    """
+    stages = next(iter(records.values())).stages
+    if stages == 1:
+        return LinkKind.NONE
+    without = [record for record in records.values() if not record.link_address]
+    if forced is None or forced is LinkKind.NONE:
+        return LinkKind.GRPC if without else LinkKind.GLOO
+    if forced in (LinkKind.GLOO, LinkKind.NCCL) and without:
+        raise JoinRefused(
+            f"{without[0].key} has no link address, which link {forced.value} needs",
+            field="link",
+            value=forced.value,
+            limit=LinkKind.GRPC.value,
+            stage=without[0].key.stage,
+        )
+    return forced
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What an operator may change from formation to formation."""
+
+    link: LinkKind | None
+    wave_tokens: int
+
+
+def draw_up(
+    records: Mapping[DaemonKey, MemberRecord],
+    number: Formation,
+    epoch: Epoch,
+    terms: Terms,
+    config: ControllerConfig,
+    now: float,
+) -> PipelineFormation:
+    """The formation of `records` (complete, (stage, rank) order), with one join plan per daemon."""
+    link = choose_link(records, terms.link)
+    first = next(iter(records.values()))
+    peers = tuple(Peer(key, r.incarnation, r.address, r.link_address) for key, r in records.items())
+    daemons = {
+        key: Daemon(
+            record,
+            JoinPlan(
+                fence=Fence(epoch, number, record.incarnation),
+                key=key,
+                stages=record.stages,
+                ranks=record.ranks,
+                model_fingerprint=record.model.fingerprint,
+                first_layer=record.first_layer,
+                last_layer=record.last_layer,
+                block_tokens=record.block_tokens,
+                pool_blocks=record.pool_blocks,
+                host_pool_blocks=record.host_pool_blocks,
+                floor_blocks=config.floor_blocks,
+                wave_tokens=align_wave_tokens(terms.wave_tokens, record.block_tokens),
+                lanes=config.lanes,
+                link=link,
+                link_store=first.link_address if link in (LinkKind.GLOO, LinkKind.NCCL) else "",
+                peers=peers,
+                deadline_ms=config.join_deadline_ms,
+                heartbeat_ms=config.heartbeat_ms,
+                silence_ms=config.silence_ms,
+            ),
+        )
+        for key, record in records.items()
+    }
+    return PipelineFormation(number, daemons, now + config.join_deadline_ms / 1e3)

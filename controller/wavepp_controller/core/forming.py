@@ -1,0 +1,176 @@
+"""When a pipeline forms, with whom, and how often it is tried (DESIGN.md section 10).
+
+Owns the members, the operator's overrides, formation numbers and the pause between tries. Holds the
+present formation. Does not know requests: `pipeline` ends and begins their service around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from wavepp_controller.core.config import ControllerConfig
+from wavepp_controller.core.events import EndFormation, FormPipeline, ReformAsked, StageShape
+from wavepp_controller.core.formation import PipelineFormation, Terms, choose_link, draw_up
+from wavepp_controller.core.members import Members, Roster
+from wavepp_controller.core.outbox import Outbox
+from wavepp_controller.core.verdicts import PipelineFacts
+from wavepp_proto import limits
+from wavepp_proto.errors import FormationEnded, InvalidRequest, JoinRefused, WaveppError
+from wavepp_proto.terms import DaemonKey, Epoch, Formation, Incarnation, PipelineId, RoundOrdinal
+
+LOST_HOLD_S = 1.5 * limits.MEMBER_TTL_S
+"""A lost incarnation that is still registered after this is alive, and may be asked to join again."""
+
+
+class Forming:
+    def __init__(self, pipeline: PipelineId, config: ControllerConfig, out: Outbox) -> None:
+        self._pipeline, self._config, self._out = pipeline, config, out
+        self.members = Members()
+        self.present: PipelineFormation | None = None
+        self.number = Formation(0)
+        self.facts: PipelineFacts | None = None
+        """The latest known; a pipeline that lost its members keeps them."""
+        self.last_fault: WaveppError | None = None
+        self._shapes: dict[int, StageShape] = {}
+        self._terms = Terms(config.link, config.wave_tokens)
+        self._epoch: Epoch | None = None
+        self._failures = 0
+        """Formations in a row that ended before a wave went through."""
+        self._retry_at = 0.0
+        self._next_rounds: dict[tuple[DaemonKey, Incarnation], RoundOrdinal] = {}
+
+    def lead(self, epoch: Epoch | None, now: float) -> None:
+        """Take or lose authority; round ordinals start anew with an epoch."""
+        self._epoch, self._next_rounds = epoch, {}
+        self._failures, self._retry_at = 0, now
+
+    def standing(self, key: DaemonKey, incarnation: Incarnation) -> bool:
+        daemon = self.present.daemons.get(key) if self.present is not None else None
+        return daemon is not None and daemon.record.incarnation == incarnation
+
+    def roster(self, now: float) -> Roster:
+        return self.members.roster(self._shapes, now)
+
+    def members_changed(self, now: float) -> None:
+        """Somebody new may be what was missing: do not sit out a pause."""
+        self._retry_at = now
+
+    def consider(self, now: float) -> PipelineFormation | None:
+        """Begin a formation if everybody is there; the new one, or None."""
+        if self.present is not None:
+            return None
+        roster = self.roster(now)
+        self._learn(roster)
+        if self._epoch is None or not roster.complete or now < self._retry_at:
+            return None
+        self.number = Formation(self.number + 1)
+        try:
+            self.present = draw_up(roster.records, self.number, self._epoch, self._terms, self._config, now)
+        except JoinRefused as error:
+            self._back_off(error, now)
+            return None
+        self._out.count("formations")
+        self._out.send(FormPipeline(self._pipeline, self.number, self.present.plans))
+        return self.present
+
+    def serve(self, formation: PipelineFormation) -> tuple[PipelineFacts, dict[DaemonKey, RoundOrdinal]]:
+        """All joined: what the pipeline is now, and where each daemon's round ordinals go on."""
+        for key in formation.daemons:
+            self.members.joined(key)
+        self.facts = formation.facts()
+        lives = {key: daemon.record.incarnation for key, daemon in formation.daemons.items()}
+        return self.facts, {key: self._next_rounds.get((key, life), RoundOrdinal(1)) for key, life in lives.items()}
+
+    def worked(self) -> None:
+        """A wave went through: earlier failures are over."""
+        self._failures = 0
+
+    def end(self, cause: WaveppError, now: float, rounds: Mapping[DaemonKey, RoundOrdinal]) -> None:
+        """Tell the daemons and drop the formation; the next try comes after a pause."""
+        ended = self.present
+        if ended is None:
+            return
+        self._out.send(EndFormation(self._pipeline, ended.number, ended.fences(), cause.info()))
+        self._out.count("formations_ended")
+        self.drop(rounds)
+        self._back_off(cause, now)
+
+    def drop(self, rounds: Mapping[DaemonKey, RoundOrdinal]) -> None:
+        """Forget the formation and tell nobody; `rounds` are the ordinals it had come to."""
+        if self.present is not None:
+            self._next_rounds = {
+                (key, self.present.daemons[key].record.incarnation): ordinal for key, ordinal in rounds.items()
+            }
+        self.present = None
+        self.members.formation_ended()
+
+    def lost(self, key: DaemonKey, incarnation: Incarnation, now: float, *, hold: bool) -> None:
+        """A daemon did not answer; with `hold`, leave this incarnation out until it must be alive."""
+        self.members.lost(key, incarnation, now + LOST_HOLD_S if hold else now)
+
+    def reform(self, asked: ReformAsked) -> None:
+        """Take the operator's overrides for the next formations; raises if they do not fit."""
+        shapes = {**self._shapes, **{shape.stage: shape for shape in asked.shapes}}
+        roster = self.roster(asked.now)
+        first = next(iter(roster.records.values()), None)
+        for shape in asked.shapes:
+            if first is None or not 0 <= shape.stage < first.stages:
+                raise InvalidRequest(f"no stage {shape.stage}", field="stage", value=shape.stage)
+            if shape.pool_blocks is not None and shape.pool_blocks <= self._config.floor_blocks:
+                limit = self._config.floor_blocks + 1
+                raise InvalidRequest("the pool is too small", field="pool_blocks", value=shape.pool_blocks, limit=limit)
+        terms = Terms(asked.link or self._terms.link, asked.wave_tokens or self._terms.wave_tokens)
+        if first is not None:
+            _check_wave_tokens(asked.wave_tokens, first.block_tokens)
+            refused = {refused.record.key for refused in roster.refused}
+            for bad in self.members.roster(shapes, asked.now).refused:
+                if bad.record.key not in refused:
+                    raise bad.error
+            choose_link(roster.records, terms.link)
+        self._shapes, self._terms = shapes, terms
+        self._failures = 0
+
+    def hurry(self, now: float) -> None:
+        """The end was asked for: nothing to wait for."""
+        self._retry_at = now
+
+    def next_deadline(self, now: float) -> float | None:
+        if self.present is not None:
+            return None if self.present.serving else self.present.join_deadline
+        returns = self.members.next_return(now)
+        waits = [at for at in (self._retry_at, returns) if at is not None and at > now]
+        return min(waits, default=None)
+
+    def late(self, now: float) -> FormationEnded | None:
+        """Why the joining formation must end; None while it has time."""
+        joining = self.present
+        if joining is None or joining.serving or now < joining.join_deadline:
+            return None
+        slow = " ".join(str(key.stage) for key, daemon in joining.daemons.items() if daemon.reply is None)
+        return FormationEnded(
+            f"stage {slow} did not join within {self._config.join_deadline_ms} ms",
+            field="join_deadline_ms",
+            limit=self._config.join_deadline_ms,
+            stages=slow,
+        )
+
+    def _learn(self, roster: Roster) -> None:
+        if roster.records:
+            self.facts = PipelineFacts.of(roster.records.values(), self._config.floor_blocks)
+
+    def _back_off(self, cause: WaveppError, now: float) -> None:
+        pause = min(self._config.reform_backoff_ms << min(self._failures, 16), self._config.reform_backoff_max_ms)
+        self._failures += 1
+        self._retry_at = now + pause / 1e3
+        self.last_fault = cause
+
+
+def _check_wave_tokens(wave_tokens: int | None, block_tokens: int) -> None:
+    """An operator who is there is told, where a start-up default is rounded (`align_wave_tokens`)."""
+    if wave_tokens is not None and (wave_tokens < block_tokens or wave_tokens % block_tokens):
+        raise InvalidRequest(
+            f"{wave_tokens} is no multiple of the block size {block_tokens}",
+            field="wave_tokens",
+            value=wave_tokens,
+            limit=block_tokens,
+        )

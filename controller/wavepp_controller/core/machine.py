@@ -1,0 +1,299 @@
+"""The controller core: events in, actions out (DESIGN.md sections 3 and 6).
+
+Owns the door (routing, verdicts, the bound on queued requests), authority, and the routing of every
+event to its pipeline. The shells (asyncio, virtual time) call `handle` for each event, `next_deadline`
+for when to tick, `status` for operators, and `check` in tests. Nothing here waits or reads a clock.
+"""
+
+from __future__ import annotations
+
+from wavepp_controller.core.config import ControllerConfig
+from wavepp_controller.core.events import (
+    Action,
+    AnnounceAcked,
+    BeatArrived,
+    Cancel,
+    DigestArrived,
+    DrainAsked,
+    Emit,
+    Event,
+    Hashed,
+    HashPrompt,
+    Joined,
+    JoinFailed,
+    LeadershipLost,
+    LeadershipWon,
+    MemberGone,
+    MembershipFrozen,
+    MemberUp,
+    ReformAsked,
+    RefuseReform,
+    RefuseSubmit,
+    ReportArrived,
+    StreamLost,
+    Submit,
+    Tick,
+    VotesArrived,
+)
+from wavepp_controller.core.outbox import Outbox
+from wavepp_controller.core.phases import PhaseLog
+from wavepp_controller.core.pipeline import PipelineMachine
+from wavepp_controller.core.request import Request
+from wavepp_controller.core.request_table import RequestInput
+from wavepp_controller.core.snapshot import snapshot
+from wavepp_controller.core.status import ControllerStatus
+from wavepp_controller.core.verdicts import PipelineFacts, check_against, check_request
+from wavepp_proto.errors import (
+    Cancelled,
+    ControllerUnavailable,
+    Draining,
+    DuplicateRequest,
+    InternalError,
+    PipelineUnavailable,
+    QueueFull,
+    UnknownPipeline,
+    WaveppError,
+)
+from wavepp_proto.hashing import HashScope
+from wavepp_proto.terms import DaemonKey, Epoch, Failed, PipelineId, PrefillRequest, Queued, RequestId
+
+PAUSE_S = 0.2
+"""The shell ticks every 50 ms; after a longer gap it was the controller that slept, not a daemon."""
+RETRY_AFTER_MS = 1000
+FromDaemon = (
+    Joined | JoinFailed | StreamLost | AnnounceAcked | VotesArrived | DigestArrived | ReportArrived | BeatArrived
+)
+
+
+class ControllerMachine:
+    def __init__(self, config: ControllerConfig | None = None) -> None:
+        self.config = config or ControllerConfig()
+        self.epoch: Epoch | None = None
+        """None while this controller does not lead."""
+        self.draining = False
+        self.membership_frozen = False
+        self.pipelines: dict[PipelineId, PipelineMachine] = {}
+        self._out = Outbox()
+        self._now = 0.0
+        self._ticked: float | None = None
+
+    def handle(self, event: Event) -> list[Action]:
+        """Take one event; the actions it asks for, to be carried out in order."""
+        self._now = max(self._now, event.now)
+        self._dispatch(event)
+        return self._out.drain()
+
+    @property
+    def live_requests(self) -> int:
+        """Accepted and not ended."""
+        return sum(len(pipeline.book.living) for pipeline in self.pipelines.values())
+
+    def next_deadline(self) -> float | None:
+        """Event time at which a Tick is wanted at the latest; None if nothing is waited for."""
+        times = (pipeline.next_deadline(self._now) for pipeline in self.pipelines.values())
+        return min((at for at in times if at is not None), default=None)
+
+    def status(self) -> ControllerStatus:
+        return snapshot(self, self._out.counters, self._now)
+
+    def check(self) -> None:
+        """InternalError listing every broken invariant; for tests and the simulator, after each event."""
+        findings = [finding for pipeline in self.pipelines.values() for finding in pipeline.check()]
+        if self._out.actions:
+            findings.append("actions were left behind")
+        if findings:
+            raise InternalError("; ".join(findings), field="invariant", value=len(findings))
+
+    def _dispatch(self, event: Event) -> None:
+        match event:
+            case Submit():
+                self._submit(event)
+            case Hashed() | Cancel():
+                self._about_request(event)
+            case LeadershipWon() | LeadershipLost():
+                self._authority(event)
+            case MemberUp() | MemberGone():
+                self._membership(event)
+            case MembershipFrozen(frozen=frozen):
+                self.membership_frozen = frozen
+            case ReformAsked():
+                self._reform(event)
+            case DrainAsked():
+                self.draining = True
+            case Tick():
+                self._tick(event.now)
+            case _:
+                self._from_shell(event)
+
+    # --- the door -------------------------------------------------------------------------------
+
+    def _submit(self, event: Submit) -> None:
+        request = event.request
+        self._out.count("submitted")
+        if self._living(request.request_id) is not None:
+            error = DuplicateRequest(f"request {request.request_id} is alive", field="request_id")
+            self._reject(error)
+            self._out.send(RefuseSubmit(request.request_id, error.info()))
+            return
+        try:
+            pipeline, facts = self._judge(request)
+        except WaveppError as error:
+            self._reject(error)
+            self._out.send(Emit(Failed(request.request_id, error.info())))
+            return
+        self._accept(request, pipeline, facts, event.now)
+
+    def _judge(self, request: PrefillRequest) -> tuple[PipelineMachine, PipelineFacts]:
+        """Where the request goes; raises the verdict if nowhere."""
+        if self.epoch is None:
+            raise ControllerUnavailable("this controller does not lead", retry_after_ms=RETRY_AFTER_MS)
+        if self.draining:
+            raise Draining("this controller takes no new requests", retry_after_ms=RETRY_AFTER_MS)
+        check_request(request)
+        pipeline = self._route(request.pipeline)
+        facts = pipeline.forming.facts
+        if facts is None:
+            raise PipelineUnavailable(
+                f"pipeline {pipeline.id} has no members", pipeline=pipeline.id, retry_after_ms=RETRY_AFTER_MS
+            )
+        check_against(request, facts)
+        self._check_room(request)
+        return pipeline, facts
+
+    def _route(self, named: PipelineId | None) -> PipelineMachine:
+        """The named pipeline; else of those that serve (or, failing that, exist) the one with fewest queued."""
+        if named is not None:
+            if named not in self.pipelines:
+                raise UnknownPipeline(f"no pipeline {named}", field="pipeline", value=named)
+            return self.pipelines[named]
+        if not self.pipelines:
+            raise PipelineUnavailable("no stage daemon has registered", retry_after_ms=RETRY_AFTER_MS)
+        serving = [pipeline for pipeline in self.pipelines.values() if pipeline.serving]
+        return min(serving or self.pipelines.values(), key=lambda pipeline: (len(pipeline.book.waiting), pipeline.id))
+
+    def _check_room(self, request: PrefillRequest) -> None:
+        books = [pipeline.book for pipeline in self.pipelines.values()]
+        requests = sum(len(book.waiting) for book in books)
+        tokens = sum(book.waiting_tokens for book in books)
+        for name, value, limit in (
+            ("queued_requests", requests + 1, self.config.max_queued_requests),
+            ("queued_tokens", tokens + request.prompt_tokens, self.config.max_queued_tokens),
+        ):
+            if value > limit:
+                raise QueueFull(
+                    f"{name} would be {value}, at most {limit} may wait",
+                    field=name,
+                    value=value,
+                    limit=limit,
+                    retry_after_ms=RETRY_AFTER_MS,
+                )
+
+    def _accept(self, prefill: PrefillRequest, pipeline: PipelineMachine, facts: PipelineFacts, now: float) -> None:
+        deadline_ms = prefill.deadline_ms or self.config.default_deadline_ms
+        scope = HashScope(facts.model.fingerprint, f"B{facts.block_tokens}", prefill.cache_salt, prefill.adapter)
+        request = Request(
+            prefill,
+            scope,
+            facts.block_tokens,
+            arrived=now,
+            deadline=now + deadline_ms / 1e3,
+            unserved_since=now,
+            phases=PhaseLog(prefill.request_id, begun=now, since=now),
+        )
+        position = len(pipeline.book.waiting)
+        pipeline.book.accept(request, now)
+        self._out.send(Emit(Queued(request.id, pipeline.id, position)))
+        self._out.send(HashPrompt(request.id, scope, prefill.token_ids, facts.block_tokens))
+
+    def _reject(self, error: WaveppError) -> None:
+        self._out.count("rejected")
+        self._out.count(f"rejected.{error.reason}")
+
+    # --- everything else ------------------------------------------------------------------------
+
+    def _about_request(self, event: Hashed | Cancel) -> None:
+        found = self._living(event.request_id)
+        if found is None:
+            self._out.count("cancels_unknown" if isinstance(event, Cancel) else "hashes_unknown")
+            return
+        pipeline, request = found
+        if isinstance(event, Hashed):
+            pipeline.hashed(request, event)
+            return
+        error = Cancelled(f"request {request.id} was cancelled while {request.state.value}", state=request.state.value)
+        pipeline.end(request, RequestInput.CANCEL, error, event.now)
+
+    def _authority(self, event: LeadershipWon | LeadershipLost) -> None:
+        if self.epoch is not None:
+            lost = ControllerUnavailable("this controller lost its leadership", retry_after_ms=RETRY_AFTER_MS)
+            for pipeline in self.pipelines.values():
+                pipeline.stand_down(lost, event.now)
+        self.epoch = event.epoch if isinstance(event, LeadershipWon) else None
+        if isinstance(event, LeadershipWon):
+            for pipeline in self.pipelines.values():
+                pipeline.lead(event.epoch, event.now)
+
+    def _membership(self, event: MemberUp | MemberGone) -> None:
+        if isinstance(event, MemberGone):
+            known = self.pipelines.get(event.key.pipeline)
+            if known is not None:
+                standing = known.forming.standing(event.key, event.incarnation)
+                known.forming.members.gone(event.key, event.incarnation, standing=standing)
+                known.consider(event.now)
+            return
+        pipeline = self._pipeline(event.record.key, event.now)
+        if pipeline.forming.members.up(event.record):
+            pipeline.forming.members_changed(event.now)
+        pipeline.consider(event.now)
+
+    def _pipeline(self, key: DaemonKey, now: float) -> PipelineMachine:
+        pipeline = self.pipelines.get(key.pipeline)
+        if pipeline is None:
+            pipeline = self.pipelines[key.pipeline] = PipelineMachine(key.pipeline, self.config, self._out)
+            if self.epoch is not None:
+                pipeline.lead(self.epoch, now)
+        return pipeline
+
+    def _reform(self, event: ReformAsked) -> None:
+        try:
+            if event.pipeline not in self.pipelines:
+                raise UnknownPipeline(f"no pipeline {event.pipeline}", field="pipeline", value=event.pipeline)
+            self.pipelines[event.pipeline].reform(event)
+        except WaveppError as error:
+            self._out.send(RefuseReform(event.pipeline, error.info()))
+
+    def _tick(self, now: float) -> None:
+        gap = 0.0 if self._ticked is None else now - self._ticked
+        self._ticked = now
+        for pipeline in self.pipelines.values():
+            pipeline.tick(now, gap if gap > PAUSE_S else 0.0)
+
+    def _from_shell(self, event: FromDaemon) -> None:
+        pipeline = self.pipelines.get(event.key.pipeline)
+        if pipeline is None:
+            self._out.count("stale_messages")
+            return
+        match event:
+            case Joined():
+                pipeline.joined(event)
+            case JoinFailed():
+                pipeline.join_failed(event)
+            case StreamLost():
+                pipeline.stream_lost(event)
+            case AnnounceAcked():
+                pipeline.acked(event)
+            case VotesArrived():
+                pipeline.voted(event)
+            case DigestArrived():
+                pipeline.digest(event)
+            case ReportArrived():
+                pipeline.reported(event)
+            case BeatArrived():
+                pipeline.beat(event)
+
+    def _living(self, request_id: RequestId) -> tuple[PipelineMachine, Request] | None:
+        for pipeline in self.pipelines.values():
+            request = pipeline.book.living.get(request_id)
+            if request is not None:
+                return pipeline, request
+        return None

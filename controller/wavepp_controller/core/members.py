@@ -1,0 +1,233 @@
+"""Who could serve a pipeline: registrations, and whether they fit together (DESIGN.md section 10).
+
+Owns the records of one pipeline by place (stage, rank), which of two incarnations of one place counts,
+and the refusals, each with field, value and limit. The earliest registration says what the pipeline
+is; later ones that differ are refused by name and judged again whenever something changes. Does not
+own formations: it is told which places are standing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from wavepp_controller.core.events import StageShape
+from wavepp_proto import limits
+from wavepp_proto.errors import JoinRefused
+from wavepp_proto.terms import DaemonKey, Incarnation, MemberRecord, Rank, StageIndex
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    record: MemberRecord
+    error: JoinRefused
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """The members that fit together, as far as they are there."""
+
+    records: dict[DaemonKey, MemberRecord]
+    """Accepted, in (stage, rank) order."""
+    missing: tuple[DaemonKey, ...]
+    """Places without an accepted member, or whose member was just lost; empty when the pipeline can form."""
+    refused: tuple[Refused, ...]
+
+    @property
+    def complete(self) -> bool:
+        return bool(self.records) and not self.missing
+
+
+@dataclass(slots=True)
+class _Member:
+    record: MemberRecord
+    gone: bool = False
+    """Its registration ended; it counts only while it stands in a formation."""
+    lost_until: float | None = None
+    """A formation lost it: not asked to join before then, and another incarnation of its place takes over."""
+
+
+@dataclass(slots=True)
+class Members:
+    _members: dict[DaemonKey, _Member] = field(default_factory=dict)
+    """In order of arrival."""
+    _heirs: dict[DaemonKey, MemberRecord] = field(default_factory=dict)
+    """A second incarnation of a place whose first is not known to be lost."""
+
+    def up(self, record: MemberRecord) -> bool:
+        """A registration appeared, or was put again; False if it tells nothing new."""
+        member = self._members.get(record.key)
+        if member is None:
+            self._members[record.key] = _Member(record)
+        elif member.record.incarnation == record.incarnation:
+            news = member.gone or member.record != record
+            member.record, member.gone = record, False
+            return news
+        elif member.lost_until is not None or member.gone:
+            self._replace(record)
+        else:
+            self._heirs[record.key] = record
+        return True
+
+    def gone(self, key: DaemonKey, incarnation: Incarnation, *, standing: bool) -> None:
+        """A registration ended; a standing member stays until its formation ends."""
+        member, heir = self._members.get(key), self._heirs.get(key)
+        if heir is not None and heir.incarnation == incarnation:
+            del self._heirs[key]
+        if member is None or member.record.incarnation != incarnation:
+            return
+        member.gone = True
+        if not standing:
+            self._bury(key)
+
+    def lost(self, key: DaemonKey, incarnation: Incarnation, until: float) -> None:
+        """A formation lost this incarnation: it may come back after `until`, but gives way to another."""
+        member = self._members.get(key)
+        if member is None or member.record.incarnation != incarnation:
+            return
+        member.lost_until = until
+        if key in self._heirs:
+            self._replace(self._heirs.pop(key))
+
+    def formation_ended(self) -> None:
+        """Nobody stands any more: whoever is gone leaves."""
+        for key in [key for key, member in self._members.items() if member.gone]:
+            self._bury(key)
+
+    def joined(self, key: DaemonKey) -> None:
+        """It answered: whatever made it count as lost is over."""
+        if key in self._members:
+            self._members[key].lost_until = None
+
+    def next_return(self, now: float) -> float | None:
+        """When a lost member may be asked again."""
+        waits = [m.lost_until for m in self._members.values() if m.lost_until is not None and m.lost_until > now]
+        return min(waits, default=None)
+
+    def roster(self, shapes: Mapping[int, StageShape], now: float) -> Roster:
+        """The members as they fit together, with the operator's `shapes` by stage laid over."""
+        accepted: dict[DaemonKey, MemberRecord] = {}
+        refused: list[Refused] = []
+        model: MemberRecord | None = None
+        for member in self._members.values():
+            error = mismatch(member.record, model)
+            if error is not None:
+                refused.append(Refused(member.record, error))
+                continue
+            model = model or member.record
+            accepted[member.record.key] = shaped(member.record, shapes)
+        if model is not None:
+            _refuse_bands(accepted, model, refused)
+        refused += [Refused(heir, _duplicate(heir, self._members[key].record)) for key, heir in self._heirs.items()]
+        places = [] if model is None else _places(model)
+        absent = {key for key, m in self._members.items() if m.lost_until is not None and m.lost_until > now}
+        missing = tuple(key for key in places if key not in accepted or key in absent)
+        return Roster({key: accepted[key] for key in sorted(accepted)}, missing, tuple(refused))
+
+    def _replace(self, record: MemberRecord) -> None:
+        self._members.pop(record.key, None)
+        self._members[record.key] = _Member(record)
+
+    def _bury(self, key: DaemonKey) -> None:
+        del self._members[key]
+        if key in self._heirs:
+            self._replace(self._heirs.pop(key))
+
+
+def shaped(record: MemberRecord, shapes: Mapping[int, StageShape]) -> MemberRecord:
+    """`record` with the operator's band and pool size."""
+    shape = shapes.get(record.key.stage)
+    if shape is None:
+        return record
+    return replace(
+        record,
+        first_layer=record.first_layer if shape.first_layer is None else shape.first_layer,
+        last_layer=record.last_layer if shape.last_layer is None else shape.last_layer,
+        pool_blocks=record.pool_blocks if shape.pool_blocks is None else shape.pool_blocks,
+    )
+
+
+def mismatch(record: MemberRecord, model: MemberRecord | None) -> JoinRefused | None:
+    """Why `record` cannot be in a pipeline whose earliest member is `model` (None: it is the first)."""
+    if record.protocol != limits.PROTOCOL_VERSION:
+        return _refusal(record, "protocol", record.protocol, limits.PROTOCOL_VERSION)
+    if not 1 <= record.stages <= limits.MAX_STAGES:
+        return _refusal(record, "stages", record.stages, limits.MAX_STAGES)
+    if not 1 <= record.block_tokens <= limits.MAX_BLOCK_TOKENS:
+        return _refusal(record, "block_tokens", record.block_tokens, limits.MAX_BLOCK_TOKENS)
+    if record.pool_blocks < 1:
+        return _refusal(record, "pool_blocks", record.pool_blocks, 1)
+    if not 0 <= record.key.stage < record.stages:
+        return _refusal(record, "stage", record.key.stage, record.stages)
+    if not 0 <= record.key.rank < record.ranks:
+        return _refusal(record, "rank", record.key.rank, record.ranks)
+    if model is None:
+        return None
+    for name, value, limit in (
+        ("model", record.model.fingerprint, model.model.fingerprint),
+        ("layers", record.model.layers, model.model.layers),
+        ("vocabulary", record.model.vocabulary, model.model.vocabulary),
+        ("block_tokens", record.block_tokens, model.block_tokens),
+        ("stages", record.stages, model.stages),
+        ("ranks", record.ranks, model.ranks),
+    ):
+        if value != limit:
+            return _refusal(record, name, value, limit)
+    return None
+
+
+def _refuse_bands(accepted: dict[DaemonKey, MemberRecord], model: MemberRecord, refused: list[Refused]) -> None:
+    """Once every place is taken, bands must tile [0, layers): whoever breaks that is refused."""
+    if any(key not in accepted for key in _places(model)):
+        return
+    expected = 0
+    for stage in range(model.stages):
+        here = [record for key, record in sorted(accepted.items()) if key.stage == stage]
+        end = model.model.layers if stage == model.stages - 1 else here[0].last_layer
+        for record in here:
+            error = _band_error(record, expected, end)
+            if error is not None:
+                refused.append(Refused(record, error))
+                del accepted[record.key]
+                return
+        expected = end
+
+
+def _band_error(record: MemberRecord, first: int, last: int) -> JoinRefused | None:
+    if record.first_layer != first:
+        return _refusal(record, "first_layer", record.first_layer, first)
+    if record.last_layer != last:
+        return _refusal(record, "last_layer", record.last_layer, last)
+    if record.last_layer <= record.first_layer:
+        return _refusal(record, "last_layer", record.last_layer, record.first_layer + 1)
+    return None
+
+
+def _places(model: MemberRecord) -> list[DaemonKey]:
+    return [
+        DaemonKey(model.key.pipeline, StageIndex(stage), Rank(rank))
+        for stage in range(model.stages)
+        for rank in range(model.ranks)
+    ]
+
+
+def _duplicate(heir: MemberRecord, standing: MemberRecord) -> JoinRefused:
+    return JoinRefused(
+        f"{heir.key} is taken by incarnation {standing.incarnation}, which is not known to be lost",
+        field="incarnation",
+        value=heir.incarnation,
+        limit=standing.incarnation,
+        stage=heir.key.stage,
+        address=heir.address,
+    )
+
+
+def _refusal(record: MemberRecord, name: str, value: str | int, limit: str | int) -> JoinRefused:
+    return JoinRefused(
+        f"{record.key} at {record.address}: {name} is {value}, its pipeline needs {limit}",
+        field=name,
+        value=value,
+        limit=limit,
+        stage=record.key.stage,
+        address=record.address,
+    )

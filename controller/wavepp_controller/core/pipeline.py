@@ -1,0 +1,409 @@
+"""One pipeline: forms, serves, ends and forms again (DESIGN.md sections 6, 10 and 11).
+
+Owns what happens to requests when a formation begins or ends, and the one gate for what daemons say.
+Who forms when is in `forming`, the work of a serving formation in `service`, the door in `machine`.
+
+    forming ──all places taken──▶ joining ──all Joined──▶ serving
+       ▲                             │ JoinFailed, late      │ lost, silent, failed report, asked
+       └──────── backoff ◀───────────┴───────────────────────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from wavepp_controller.core.book import RequestBook
+from wavepp_controller.core.config import ControllerConfig
+from wavepp_controller.core.events import (
+    AnnounceAcked,
+    BeatArrived,
+    DigestArrived,
+    Hashed,
+    Joined,
+    JoinFailed,
+    ReformAsked,
+    ReportArrived,
+    StreamLost,
+    VotesArrived,
+    WatchAgain,
+)
+from wavepp_controller.core.formation import Daemon, PipelineFormation
+from wavepp_controller.core.forming import Forming
+from wavepp_controller.core.index import ReuseIndex, short_chain
+from wavepp_controller.core.outbox import Outbox
+from wavepp_controller.core.request import Request
+from wavepp_controller.core.request_table import RequestInput, RequestState
+from wavepp_controller.core.service import Service
+from wavepp_proto import limits
+from wavepp_proto.digest import Verdict
+from wavepp_proto.errors import (
+    DeadlineExpired,
+    FormationEnded,
+    InternalError,
+    PipelineUnavailable,
+    StageLost,
+    StaleMessage,
+    WaveppError,
+    from_info,
+)
+from wavepp_proto.terms import DaemonKey, Epoch, ErrorInfo, Fence, HoldKey, PipelineId, RoundOrdinal, WaveReport
+
+RESYNC_S = 1.0
+"""Pause before a snapshot that makes no progress is asked for again."""
+STALL_S = 5.0
+"""Longer than any retry for room takes when nothing is held: from then on the controller is not ready."""
+SWEEP_SHARDS = 4
+"""Shards of the index swept per tick: well under a millisecond at a million blocks."""
+
+
+class PipelineMachine:
+    def __init__(self, pipeline: PipelineId, config: ControllerConfig, out: Outbox) -> None:
+        self.id, self._config, self._out = pipeline, config, out
+        self.forming = Forming(pipeline, config, out)
+        self.book = RequestBook(pipeline, out)
+        self.index = ReuseIndex()
+        self.service: Service | None = None
+        self.stalled_since: float | None = None
+        self._owed: list[HoldKey] = []
+        """Announced, and ended or replaced while no formation could tell the daemons."""
+
+    @property
+    def serving(self) -> bool:
+        return self.service is not None
+
+    @property
+    def state(self) -> str:
+        """forming, serving or broken (a fault, and no formation since)."""
+        if self.service is not None:
+            return "serving"
+        return "broken" if self.forming.last_fault is not None and self.forming.present is None else "forming"
+
+    def stalled(self, now: float) -> bool:
+        return self.stalled_since is not None and now - self.stalled_since > STALL_S
+
+    # --- authority, membership, formation -------------------------------------------------------
+
+    def lead(self, epoch: Epoch, now: float) -> None:
+        self.forming.lead(epoch, now)
+        self._owed = []
+        self.consider(now)
+
+    def stand_down(self, error: WaveppError, now: float) -> None:
+        """Leadership is lost: nothing more is sent, every living request fails."""
+        self._drop_service()
+        self.forming.drop({})
+        self.forming.lead(None, now)
+        for request in self.book:
+            self.book.fail(request, RequestInput.FAIL, error, now)
+
+    def consider(self, now: float) -> None:
+        formation = self.forming.consider(now)
+        if formation is None:
+            return
+        for key, daemon in formation.daemons.items():
+            bound = daemon.plan.pool_blocks + daemon.plan.host_pool_blocks
+            self.index.attach(key, daemon.record.incarnation, bound * len(daemon.record.groups))
+
+    def joined(self, event: Joined) -> None:
+        daemon = self._daemon(event.key, event.reply.fence)
+        formation = self.forming.present
+        if daemon is None or formation is None or formation.serving or daemon.reply is not None:
+            self._out.count("stale_messages")
+            return
+        if formation.joined(daemon, event.reply, event.now):
+            self._serve(formation, event.now)
+
+    def join_failed(self, event: JoinFailed) -> None:
+        formation = self.forming.present
+        if formation is None or event.formation != formation.number or event.key not in formation.daemons:
+            self._out.count("stale_messages")
+            return
+        self.forming.lost(event.key, formation.daemons[event.key].record.incarnation, event.now, hold=False)
+        self._out.count("joins_failed")
+        self.end_formation(from_info(event.error), event.now)
+
+    def stream_lost(self, event: StreamLost) -> None:
+        formation = self.forming.present
+        if formation is None or event.formation != formation.number or event.key not in formation.daemons:
+            self._out.count("stale_messages")
+            return
+        self._lose(formation.daemons[event.key], event.error.message, event.now)
+
+    def reform(self, event: ReformAsked) -> None:
+        """Raises what `Forming.reform` raises; else the pipeline forms again at once."""
+        self.forming.reform(event)
+        self.end_formation(FormationEnded("an operator asked for another shape", pipeline=self.id), event.now)
+        self.forming.hurry(event.now)
+        self.consider(event.now)
+
+    def end_formation(self, cause: WaveppError, now: float) -> None:
+        """Requests that held cache fail, or try again if they may; the others queue again."""
+        rounds = self._drop_service()
+        self.forming.end(cause, now, rounds)
+        for request in self.book:
+            self._outlive(request, cause, now)
+        self.consider(now)
+
+    # --- requests -------------------------------------------------------------------------------
+
+    def hashed(self, request: Request, event: Hashed) -> None:
+        if request.hashes is not None:
+            return
+        request.hashed(event.block_hashes, short_chain(event.block_hashes), event.now)
+        service = self.service
+        if service is not None:
+            self._guarded(lambda: service.announce(request, event.now), event.now)
+
+    def end(self, request: Request, given: RequestInput, error: WaveppError, now: float) -> None:
+        """End a living request, in whichever state, and let go of it everywhere."""
+        service = self.service
+        if service is None:
+            self._owe(request)
+            self.book.fail(request, given, error, now)
+        else:
+            self._guarded(lambda: service.end(request, given, error, now), now)
+
+    # --- what daemons say -----------------------------------------------------------------------
+
+    def acked(self, event: AnnounceAcked) -> None:
+        service = self.service
+        if self._daemon(event.key, event.ack.fence) is not None and service is not None:
+            self._guarded(lambda: service.acked(event.key, event.ack, event.now), event.now)
+
+    def voted(self, event: VotesArrived) -> None:
+        service = self.service
+        if self._daemon(event.key, event.votes.fence) is not None and service is not None:
+            self._guarded(lambda: service.votes(event.key, event.votes, event.now), event.now)
+
+    def beat(self, event: BeatArrived) -> None:
+        daemon = self._daemon(event.key, event.beat.fence)
+        if daemon is not None:
+            daemon.last_heard = event.now
+            daemon.has(event.beat.capacity)
+            if event.beat.draining and not daemon.draining:
+                daemon.draining = True
+                self._out.count("daemons_draining")
+            self._guarded(_nothing, event.now)
+            self._let_go(event.now)
+
+    def reported(self, event: ReportArrived) -> None:
+        daemon, service = self._daemon(event.key, event.report.fence), self.service
+        if daemon is None or service is None:
+            return
+        daemon.last_heard = event.now
+        if not event.report.done:
+            self.end_formation(_failed_report(event.key, event.report), event.now)
+            return
+        self.forming.worked()
+        self._guarded(lambda: service.report(event.key, event.report, event.now), event.now)
+
+    def digest(self, event: DigestArrived) -> None:
+        formation = self.forming.present
+        daemon = formation.daemons.get(event.key) if formation is not None else None
+        if daemon is None or daemon.record.incarnation != event.digest.incarnation:
+            self._out.count("stale_messages")
+            return
+        daemon.digest_at = event.now
+        daemon.has(event.digest.capacity)
+        match self.index.apply(event.key, event.digest):
+            case Verdict.RESYNC:
+                self._out.count("digest_resyncs")
+                self._ask_snapshot(daemon, event.now)
+            case Verdict.MORE:
+                daemon.resync_asked = event.now
+            case Verdict.REPLACE:
+                daemon.resync_asked = None
+        self._guarded(_nothing, event.now)
+
+    # --- time -----------------------------------------------------------------------------------
+
+    def tick(self, now: float, pause: float) -> None:
+        """Look at every deadline; for `pause` seconds the controller itself was not listening."""
+        self.index.sweep(SWEEP_SHARDS)
+        self._check_formation(now, pause)
+        for request in self.book.expired(now):
+            if request.living:  # ending one may have ended the formation, and others with it
+                self.end(request, RequestInput.EXPIRE, _late(request), now)
+        service = self.service
+        if service is not None:
+            self._guarded(lambda: service.expire(now), now)
+        else:
+            self._give_up_waiting(now)
+            self.consider(now)
+        self._watch_stall(now)
+
+    def next_deadline(self, now: float) -> float | None:
+        times = [self.book.next_deadline(), self.forming.next_deadline(now)]
+        formation = self.forming.present
+        if formation is not None and self.service is not None:
+            times += [*self.service.next_deadlines(), formation.next_silence(self._config.silence_ms / 1e3)]
+        return min((at for at in times if at is not None), default=None)
+
+    def check(self) -> list[str]:
+        """Findings in words; empty when every invariant of this pipeline holds."""
+        findings = [*self.book.check(), *self.index.check()]
+        if self.service is not None:
+            findings += self.service.check()
+        else:
+            queued = RequestState.QUEUED
+            findings += [f"{r.id} is {r.state.value} without service" for r in self.book if r.state is not queued]
+        return [f"pipeline {self.id}: {finding}" for finding in findings]
+
+    # --- inner steps ----------------------------------------------------------------------------
+
+    def _daemon(self, key: DaemonKey, fence: Fence) -> Daemon | None:
+        """The gate: None, counted, for whatever does not belong to the present formation."""
+        daemon = self.forming.present.daemons.get(key) if self.forming.present is not None else None
+        if daemon is not None:
+            try:
+                daemon.check(fence)
+            except StaleMessage:
+                daemon = None
+        if daemon is None:
+            self._out.count("stale_messages")
+        return daemon
+
+    def _guarded(self, work: Callable[[], None], now: float) -> None:
+        """Run `work` on the serving formation, then whatever became possible; a broken rule ends it."""
+        try:
+            work()
+            if self.service is not None:
+                self.service.pump(now)
+        except (InternalError, FormationEnded) as error:
+            self._out.count("formations_broken")
+            self.end_formation(error, now)
+
+    def _serve(self, formation: PipelineFormation, now: float) -> None:
+        facts, rounds = self.forming.serve(formation)
+        service = Service(formation, facts, self.book, self.index, rounds, self._config, self._out, now)
+        self.service = service
+        owed, self._owed = self._owed, []
+        for daemon in formation.daemons.values():
+            if not self.index.in_sync(daemon.key):
+                daemon.resync_asked = now
+        for request in self.book:
+            service.announce(request, now)
+        self._guarded(lambda: service.admission.settle(owed), now)
+
+    def _drop_service(self) -> dict[DaemonKey, RoundOrdinal]:
+        rounds = self.service.next_rounds if self.service is not None else {}
+        self.service = None
+        self.stalled_since = None
+        for key in self.forming.present.daemons if self.forming.present is not None else ():
+            self.index.detach(key)
+        return rounds
+
+    def _outlive(self, request: Request, cause: WaveppError, now: float) -> None:
+        request.unserved_since = now
+        if not request.holding:
+            request.requeue()
+            request.advance(RequestInput.NEW_FORMATION, now)
+            return
+        self._owe(request)
+        request.losses += 1
+        if request.losses >= self._config.attempts:
+            self.book.fail(request, RequestInput.FAIL, cause, now)
+            return
+        self._out.count("readmitted")
+        self.book.wait(request)
+        request.start_over()
+        request.phases.restart(now)
+        request.advance(RequestInput.READMIT, now)
+
+    def _owe(self, request: Request) -> None:
+        if request.current.announced:
+            self._owed = [*self._owed[-limits.MAX_TOMBSTONES :], request.key]
+
+    def _lose(self, daemon: Daemon, why: str, now: float) -> None:
+        key, incarnation = daemon.key, daemon.record.incarnation
+        self.forming.lost(key, incarnation, now, hold=True)
+        self._out.count("stages_lost")
+        error = StageLost(
+            f"stage {key.stage} of {key.pipeline} was lost: {why}",
+            pipeline=key.pipeline,
+            stage=key.stage,
+            rank=key.rank,
+            incarnation=incarnation,
+        )
+        self.end_formation(error, now)
+
+    def _check_formation(self, now: float, pause: float) -> None:
+        formation = self.forming.present
+        if formation is None:
+            return
+        late = self.forming.late(now)
+        if late is not None:
+            self.end_formation(late, now)
+            return
+        formation.excuse(pause)
+        silent = formation.silent(now, self._config.silence_ms / 1e3)
+        if silent is not None:
+            self._lose(silent, f"silent for {now - silent.last_heard:.2f} s", now)
+            return
+        for daemon in formation.daemons.values():
+            if daemon.resync_asked is not None and now - daemon.resync_asked > RESYNC_S:
+                self._ask_snapshot(daemon, now)
+
+    def _let_go(self, now: float) -> None:
+        """A daemon that wants to leave may, once nothing is held: the pipeline waits for another."""
+        formation = self.forming.present
+        if formation is None or not formation.draining or self.service is None or not self.service.idle:
+            return
+        leaving = [daemon for daemon in formation.daemons.values() if daemon.draining]
+        for daemon in leaving:
+            self.forming.lost(daemon.key, daemon.record.incarnation, now, hold=True)
+        stages = " ".join(str(daemon.key.stage) for daemon in leaving)
+        self.end_formation(FormationEnded(f"stage {stages} of {self.id} drained", stages=stages), now)
+
+    def _ask_snapshot(self, daemon: Daemon, now: float) -> None:
+        if daemon.reply is None or (daemon.resync_asked is not None and now - daemon.resync_asked <= RESYNC_S):
+            return
+        daemon.resync_asked = now
+        self._out.send(WatchAgain(daemon.key, daemon.fence()))
+
+    def _give_up_waiting(self, now: float) -> None:
+        roster = self.forming.roster(now)
+        missing = " ".join(str(key.stage) for key in roster.missing)
+        for request in self.book:
+            if now - request.unserved_since <= self._config.pipeline_wait_ms / 1e3:
+                continue
+            error = PipelineUnavailable(
+                f"pipeline {self.id} did not serve within {self._config.pipeline_wait_ms} ms"
+                + (f", missing stages: {missing}" if missing else ""),
+                pipeline=self.id,
+                missing_stages=missing,
+                limit=self._config.pipeline_wait_ms,
+                retry_after_ms=self._config.reform_backoff_max_ms,
+            )
+            self.book.fail(request, RequestInput.FAIL, error, now)
+
+    def _watch_stall(self, now: float) -> None:
+        if self.service is None or not self.service.stalled:
+            self.stalled_since = None
+        elif self.stalled_since is None:
+            self.stalled_since = now
+
+
+def _nothing() -> None:
+    """An event that only makes something else possible."""
+
+
+def _late(request: Request) -> DeadlineExpired:
+    waited = int((request.deadline - request.arrived) * 1e3)
+    return DeadlineExpired(
+        f"request {request.id} was {request.state.value} when its {waited} ms were over",
+        field="deadline_ms",
+        limit=waited,
+        state=request.state.value,
+    )
+
+
+def _failed_report(key: DaemonKey, report: WaveReport) -> FormationEnded:
+    cause = report.error or ErrorInfo("UNKNOWN", "the daemon gave no cause")
+    return FormationEnded(
+        f"stage {key.stage} of {key.pipeline} failed wave {report.fence.ordinal}: {cause.message}",
+        pipeline=key.pipeline,
+        stage=key.stage,
+        wave=report.fence.ordinal,
+        cause=cause.reason,
+    )

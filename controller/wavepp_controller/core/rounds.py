@@ -1,0 +1,146 @@
+"""Rounds on the wire: numbering, the one that is open, and matching votes to it (DESIGN.md section 6).
+
+Owns round ordinals (per daemon, growing for the life of an epoch), which of them are unanswered, and
+the open prepare/revise round with its votes. Does not own what goes into a round or what follows from
+it: `admission` does. A round that only releases takes an ordinal too, and its empty votes come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from wavepp_controller.core.events import SendRound
+from wavepp_controller.core.formation import Daemon
+from wavepp_controller.core.request import Request
+from wavepp_proto.errors import InternalError
+from wavepp_proto.terms import (
+    Capacity,
+    DaemonKey,
+    HoldKey,
+    Prepare,
+    Release,
+    Revise,
+    Round,
+    RoundOrdinal,
+    Vote,
+    Votes,
+)
+
+
+@dataclass(slots=True)
+class Entries:
+    """What one daemon is asked in one round."""
+
+    revises: list[Revise] = field(default_factory=list)
+    prepares: list[Prepare] = field(default_factory=list)
+
+    def keys(self) -> list[HoldKey]:
+        return [*(entry.key for entry in self.revises), *(entry.key for entry in self.prepares)]
+
+
+@dataclass(slots=True)
+class Answer:
+    """Votes of one daemon in the open round."""
+
+    votes: dict[HoldKey, Vote]
+    capacity: Capacity
+    at: float
+
+
+@dataclass(slots=True)
+class OpenRound:
+    requests: list[Request]
+    """In the order of their entries: revises, then prepares."""
+    asked: dict[DaemonKey, list[HoldKey]]
+    ordinals: dict[DaemonKey, RoundOrdinal]
+    started: float
+    deadline: float
+    answers: dict[DaemonKey, Answer] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        return len(self.answers) == len(self.asked)
+
+    @property
+    def silent(self) -> list[DaemonKey]:
+        return [key for key in self.asked if key not in self.answers]
+
+    def votes_on(self, key: HoldKey) -> dict[DaemonKey, Vote]:
+        return {daemon: answer.votes[key] for daemon, answer in self.answers.items() if key in answer.votes}
+
+
+@dataclass(slots=True)
+class RoundBook:
+    daemons: Mapping[DaemonKey, Daemon]
+    deadline_s: float
+    next_ordinals: dict[DaemonKey, RoundOrdinal]
+    """The next ordinal of each daemon."""
+    open: OpenRound | None = None
+    _answered: dict[DaemonKey, RoundOrdinal] = field(default_factory=dict)
+
+    def begin(
+        self, requests: list[Request], entries: Mapping[DaemonKey, Entries], releases: Iterable[Release], now: float
+    ) -> list[SendRound]:
+        """Open a round; daemons without entries hear of the releases alone."""
+        asked = {key: wanted.keys() for key, wanted in entries.items() if wanted.revises or wanted.prepares}
+        ordinals = {key: self.next_ordinals[key] for key in asked}
+        self.open = OpenRound(requests, asked, ordinals, now, now + self.deadline_s)
+        return self._send(entries, tuple(releases))
+
+    def release_only(self, releases: Iterable[Release]) -> list[SendRound]:
+        """Tell every daemon at once, behind whatever its stream already carries."""
+        return self._send({}, tuple(releases))
+
+    def close(self) -> OpenRound:
+        """Take the open round away; votes that still come for it are late."""
+        if self.open is None:
+            raise InternalError("no round is open")
+        closed, self.open = self.open, None
+        return closed
+
+    def answer(self, key: DaemonKey, votes: Votes, now: float) -> bool:
+        """Note one daemon's votes; False if they belong to nothing that is waited for.
+
+        InternalError if a daemon votes on other entries than it was asked, or on a round never sent.
+        """
+        ordinal = RoundOrdinal(votes.fence.ordinal)
+        if ordinal >= self.next_ordinals[key]:
+            raise InternalError(
+                f"stage {key.stage} answered round {ordinal}, which was never sent",
+                field="round",
+                value=ordinal,
+                limit=self.next_ordinals[key] - 1,
+                stage=key.stage,
+            )
+        if ordinal <= self._answered.get(key, 0):
+            return False
+        self._answered[key] = ordinal
+        if self.open is None or self.open.ordinals.get(key) != ordinal:
+            return not votes.votes
+        given = {vote.key: vote for vote in votes.votes}
+        if len(given) != len(votes.votes) or given.keys() != set(self.open.asked[key]):
+            raise InternalError(
+                f"stage {key.stage} voted on other requests than round {ordinal} asked",
+                field="votes",
+                value=len(votes.votes),
+                limit=len(self.open.asked[key]),
+                stage=key.stage,
+            )
+        self.open.answers[key] = Answer(given, votes.capacity, now)
+        return True
+
+    def _send(self, entries: Mapping[DaemonKey, Entries], releases: tuple[Release, ...]) -> list[SendRound]:
+        rounds = []
+        for key, daemon in self.daemons.items():
+            wanted = entries.get(key) or Entries()
+            if not (releases or wanted.revises or wanted.prepares):
+                continue
+            ordinal = self.next_ordinals[key]
+            self.next_ordinals[key] = RoundOrdinal(ordinal + 1)
+            fence = daemon.fence(ordinal)
+            deadline_ms = max(1, int(self.deadline_s * 1e3))
+            rounds.append(
+                SendRound(key, Round(fence, deadline_ms, releases, tuple(wanted.revises), tuple(wanted.prepares)))
+            )
+        return rounds

@@ -1,0 +1,149 @@
+"""What one serving formation does for its requests: announce, admit, execute.
+
+Owns the three for the life of a formation and is thrown away with it, so nothing of an ended formation
+can leak into the next. Called by `pipeline` for every event that concerns a serving formation; `pump`
+ends each of them. A daemon that breaks the protocol raises InternalError: the formation ends.
+"""
+
+from __future__ import annotations
+
+from wavepp_controller.core.admission import Admission
+from wavepp_controller.core.book import RequestBook
+from wavepp_controller.core.config import ControllerConfig
+from wavepp_controller.core.events import AnnounceRequest
+from wavepp_controller.core.execution import Execution
+from wavepp_controller.core.formation import PipelineFormation
+from wavepp_controller.core.index import ReuseIndex
+from wavepp_controller.core.outbox import Outbox
+from wavepp_controller.core.request import Request
+from wavepp_controller.core.request_table import RequestInput, RequestState
+from wavepp_controller.core.rounds import RoundBook
+from wavepp_controller.core.verdicts import PipelineFacts, check_fits
+from wavepp_proto.errors import PipelineUnavailable, WaveppError
+from wavepp_proto.terms import AnnounceAck, DaemonKey, RoundOrdinal, Votes, WaveReport
+
+
+class Service:
+    def __init__(
+        self,
+        formation: PipelineFormation,
+        facts: PipelineFacts,
+        book: RequestBook,
+        index: ReuseIndex,
+        next_rounds: dict[DaemonKey, RoundOrdinal],
+        config: ControllerConfig,
+        out: Outbox,
+        now: float,
+    ) -> None:
+        self._formation, self._facts, self._book, self._out = formation, facts, book, out
+        self.next_rounds = next_rounds
+        """Round ordinals by daemon; they go on in the next formation."""
+        rounds = RoundBook(formation.daemons, config.round_deadline_ms / 1e3, next_rounds)
+        self.admission = Admission(formation, index, rounds, config, out)
+        self.execution = Execution(book.pipeline, formation, config, out, now)
+
+    @property
+    def idle(self) -> bool:
+        """No request holds anything and no round is open."""
+        return not self.admission.holders and not self.admission.round_open
+
+    def announce(self, request: Request, now: float) -> None:
+        """Describe a hashed request to every daemon, or end it if this formation cannot serve it."""
+        if request.hashes is None or request.state is not RequestState.QUEUED:
+            return
+        error = self._unfit(request)
+        if error is not None:
+            self._book.fail(request, RequestInput.FAIL, error, now)
+            return
+        request.advance(RequestInput.ANNOUNCE, now)
+        self._announce(request, request.hashes)
+
+    def acked(self, key: DaemonKey, ack: AnnounceAck, now: float) -> None:
+        request = self._book.living.get(ack.key.request_id)
+        if request is None or request.key != ack.key or request.state is not RequestState.ANNOUNCED:
+            return  # it ended meanwhile, or has a later attempt
+        request.current.unacked.discard(key)
+        if not request.current.unacked:
+            request.advance(RequestInput.ALL_ACKED, now)
+            self._book.ready(request)
+            self.admission.enter(request, now)
+
+    def votes(self, key: DaemonKey, votes: Votes, now: float) -> None:
+        resolved = self.admission.votes(key, votes, now)
+        for request in resolved.admitted:
+            self._book.admitted(request, now)
+            self.execution.admit(request)
+        for request in resolved.unknown:
+            self._announce_again(request, now)
+        for request, error in resolved.stuck:
+            self.end(request, RequestInput.FAIL, error, now)
+
+    def report(self, key: DaemonKey, report: WaveReport, now: float) -> None:
+        outcomes = self.execution.report(key, report, now)
+        for request, result in outcomes.finished:
+            self._book.finish(request, result, now)
+            self._withdraw(request)
+        for request, error in outcomes.voided:
+            if request.living:
+                self.end(request, RequestInput.FAIL, error, now)
+
+    def end(self, request: Request, given: RequestInput, error: WaveppError, now: float) -> None:
+        """End a living request and let go of it everywhere."""
+        self._book.fail(request, given, error, now)
+        self._withdraw(request)
+
+    def expire(self, now: float) -> None:
+        self.admission.expire(now)
+        self.execution.expire(now)
+
+    def pump(self, now: float) -> None:
+        """Do whatever has become possible: a round, then waves."""
+        self.admission.pump(now)
+        self.execution.pump(now)
+
+    def next_deadlines(self) -> list[float]:
+        return [at for at in (self.admission.next_deadline(), self.execution.next_deadline()) if at is not None]
+
+    @property
+    def stalled(self) -> bool:
+        """Something waits, nothing runs and nothing is held: only a leak can keep it from room (I5)."""
+        return bool(self.admission.ready) and self.idle and not self._formation.draining
+
+    def check(self) -> list[str]:
+        return [*self.admission.check(self._book), *self.execution.check()]
+
+    def _unfit(self, request: Request) -> WaveppError | None:
+        scope, facts = request.scope, self._facts
+        if (scope.model, request.block_tokens) != (facts.model.fingerprint, facts.block_tokens):
+            return PipelineUnavailable(
+                f"pipeline {self._book.pipeline} serves another model than when the request came",
+                field="model",
+                value=facts.model.fingerprint,
+                limit=scope.model,
+            )
+        try:
+            check_fits(request.prompt_tokens, facts)
+        except WaveppError as error:
+            return error
+        return None
+
+    def _announce(self, request: Request, hashes: bytes) -> None:
+        request.current.announced = True
+        request.current.unacked = set(self._formation.daemons)
+        targets = tuple(
+            (key, daemon.fence(), key.stage == 0 or (daemon.reply is not None and daemon.reply.needs_tokens))
+            for key, daemon in self._formation.daemons.items()
+        )
+        self._out.send(AnnounceRequest(request.key, request.prefill, hashes, request.prefill.trace, targets))
+
+    def _announce_again(self, request: Request, now: float) -> None:
+        """A HoldKey is announced at most once: what a daemon lost is told again as the next attempt."""
+        self.admission.release(request)
+        request.start_over()
+        request.advance(RequestInput.NOT_ANNOUNCED, now)
+        if request.hashes is not None:
+            self._announce(request, request.hashes)
+
+    def _withdraw(self, request: Request) -> None:
+        self.execution.withdraw(request)
+        self.admission.release(request)

@@ -1,0 +1,176 @@
+"""What operators see: a snapshot of the controller core as plain data (Admin service, `wavepp status`).
+
+Owns the shapes and how they are read off a pipeline. Computes nothing that the core does not know and
+changes nothing. Ages are milliseconds at the time of the last event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from wavepp_controller.core.formation import Daemon
+from wavepp_controller.core.index import ReuseIndex
+from wavepp_controller.core.request import Request
+from wavepp_controller.core.request_table import RequestState
+from wavepp_proto.terms import (
+    Capacity,
+    DaemonKey,
+    Epoch,
+    ErrorInfo,
+    Formation,
+    Incarnation,
+    LinkKind,
+    MemberRecord,
+    ModelFacts,
+    PipelineId,
+    RequestId,
+    StageTimes,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonStatus:
+    key: DaemonKey
+    incarnation: Incarnation
+    address: str
+    engine: str
+    first_layer: int
+    last_layer: int
+    pool_blocks: int
+    pid: int
+    version: str
+    capacity: Capacity | None = None
+    indexed_blocks: int = 0
+    digest_in_sync: bool = False
+    digest_age_ms: int | None = None
+    heartbeat_age_ms: int | None = None
+    """None outside a serving formation."""
+    waves_done: int = 0
+    times: StageTimes = StageTimes()
+    device: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineStatus:
+    pipeline: PipelineId
+    state: str
+    """forming, serving or broken."""
+    formation: Formation
+    stages: int
+    missing: tuple[DaemonKey, ...]
+    model: ModelFacts | None
+    block_tokens: int | None
+    wave_tokens: int | None
+    link: LinkKind | None
+    policy: str
+    waves_in_flight: int
+    queued_requests: int
+    running_requests: int
+    daemons: tuple[DaemonStatus, ...]
+    last_fault: ErrorInfo | None
+    stalled: bool
+    """Something waits, nothing runs and nothing is held, for longer than a retry should take."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStatus:
+    request_id: RequestId
+    pipeline: PipelineId
+    state: str
+    attempt: int
+    prompt_tokens: int
+    endpoint: int
+    scheduled_tokens: int
+    computed_tokens: int
+    age_ms: int
+    priority: int
+    waiting_for: str
+    """Empty when it does not wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedMember:
+    key: DaemonKey
+    incarnation: Incarnation
+    address: str
+    error: ErrorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerStatus:
+    epoch: Epoch | None
+    """None while this controller does not lead."""
+    draining: bool
+    ready: bool
+    """Leads, and no serving pipeline is stalled (I6)."""
+    membership_frozen: bool
+    pipelines: tuple[PipelineStatus, ...]
+    requests: tuple[RequestStatus, ...]
+    refused: tuple[RefusedMember, ...]
+    counters: Mapping[str, int]
+
+
+def daemon_status(daemon: Daemon, index: ReuseIndex, serving: bool, now: float) -> DaemonStatus:
+    return replace(
+        member_status(daemon.record),
+        pool_blocks=daemon.pool_blocks,
+        capacity=daemon.capacity,
+        indexed_blocks=index.indexed_blocks(daemon.key),
+        digest_in_sync=index.in_sync(daemon.key),
+        digest_age_ms=None if daemon.digest_at is None else _ms(now - daemon.digest_at),
+        heartbeat_age_ms=_ms(now - daemon.last_heard) if serving else None,
+        waves_done=daemon.waves_done,
+        times=daemon.times,
+        device="" if daemon.reply is None else daemon.reply.device,
+    )
+
+
+def member_status(record: MemberRecord) -> DaemonStatus:
+    """A registered daemon, as far as its registration tells."""
+    return DaemonStatus(
+        key=record.key,
+        incarnation=record.incarnation,
+        address=record.address,
+        engine=record.engine,
+        first_layer=record.first_layer,
+        last_layer=record.last_layer,
+        pool_blocks=record.pool_blocks,
+        pid=record.pid,
+        version=record.version,
+    )
+
+
+def request_status(request: Request, pipeline: PipelineId, serving: bool, now: float) -> RequestStatus:
+    current = request.current
+    return RequestStatus(
+        request.id,
+        pipeline,
+        request.state.value,
+        request.attempt,
+        request.prompt_tokens,
+        current.endpoint,
+        current.scheduled,
+        current.computed,
+        _ms(now - request.arrived),
+        request.prefill.priority,
+        _waiting_for(request, serving),
+    )
+
+
+def _waiting_for(request: Request, serving: bool) -> str:
+    match request.state:
+        case RequestState.QUEUED:
+            return "hashes" if request.hashes is None else "" if serving else "pipeline"
+        case RequestState.ANNOUNCED:
+            return "acknowledgement of " + " ".join(str(key) for key in sorted(request.current.unacked))
+        case RequestState.HINTED:
+            return "its turn"
+        case RequestState.WAITING:
+            return "capacity on stage " + " ".join(str(stage) for stage in sorted(request.current.waited_for))
+        case _:
+            return ""
+
+
+def _ms(seconds: float) -> int:
+    return max(0, int(seconds * 1e3))

@@ -1,0 +1,124 @@
+"""Verdicts at the door (DESIGN.md section 6): what can never be served is refused at once, typed.
+
+Owns the checks of one request against itself, against the model and against the pools. Each raises the
+error that names field, value and limit; nothing is held or queued by then. Does not own the checks
+that need the machine's state (duplicates, queue room, draining): `machine` does those.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from wavepp_proto import limits
+from wavepp_proto.errors import EmptyPrompt, InvalidRequest, NeverFits, PromptTooLong, TokenOutOfRange
+from wavepp_proto.hashing import TOKEN_BYTES, blocks_for
+from wavepp_proto.terms import MemberRecord, ModelFacts, PrefillRequest, StageIndex
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineFacts:
+    """What a verdict must know of a pipeline."""
+
+    model: ModelFacts
+    block_tokens: int
+    pool_blocks: int
+    """Blocks that escrows may use on the daemon that has fewest."""
+    pool_stage: StageIndex
+    """Its stage."""
+
+    @classmethod
+    def of(cls, records: Iterable[MemberRecord], floor_blocks: int) -> PipelineFacts:
+        """Facts of the members that are there, in (stage, rank) order; at least one."""
+        members = list(records)
+        poorest = min(members, key=lambda record: record.pool_blocks)
+        usable = poorest.pool_blocks - floor_blocks
+        return cls(members[0].model, members[0].block_tokens, usable, poorest.key.stage)
+
+
+def check_request(request: PrefillRequest) -> None:
+    """Everything that can be judged without a pipeline; raises InvalidRequest or EmptyPrompt."""
+    _length("request_id", request.request_id, limits.MAX_REQUEST_ID_CHARS, required=True)
+    _length("pipeline", request.pipeline or "", limits.MAX_NAME_CHARS)
+    _length("cache_salt", request.cache_salt, limits.MAX_NAME_CHARS)
+    _length("adapter", request.adapter, limits.MAX_NAME_CHARS)
+    if request.deadline_ms is not None:
+        _between("deadline_ms", request.deadline_ms, 1, limits.MAX_DEADLINE_MS)
+    _between("priority", request.priority, limits.MIN_PRIORITY, limits.MAX_PRIORITY)
+    _between("top_logprobs", request.sampling.top_logprobs, 0, limits.MAX_TOP_LOGPROBS)
+    temperature = request.sampling.temperature
+    if not math.isfinite(temperature) or temperature < 0:
+        raise InvalidRequest(
+            f"temperature {temperature} is not a finite number >= 0", field="temperature", value=temperature, limit=0
+        )
+    if len(request.token_ids) % TOKEN_BYTES:
+        raise InvalidRequest(
+            f"{len(request.token_ids)} bytes are not packed int32 tokens",
+            field="token_ids",
+            value=len(request.token_ids),
+            limit=TOKEN_BYTES,
+        )
+    if not request.token_ids:
+        raise EmptyPrompt("the prompt has no tokens", field="token_ids", value=0, limit=1)
+
+
+def check_against(request: PrefillRequest, facts: PipelineFacts) -> None:
+    """Everything that depends on the pipeline; raises PromptTooLong, TokenOutOfRange or NeverFits."""
+    window = min(facts.model.window, limits.MAX_PROMPT_TOKENS)
+    if request.prompt_tokens > window:
+        raise PromptTooLong(
+            f"{request.prompt_tokens} tokens are more than the window of {window}",
+            field="token_ids",
+            value=request.prompt_tokens,
+            limit=window,
+        )
+    check_tokens(request.token_ids, facts.model.vocabulary)
+    check_fits(request.prompt_tokens, facts)
+
+
+def check_tokens(token_ids: bytes, vocabulary: int) -> None:
+    """TokenOutOfRange naming the first bad token; one pass over packed int32."""
+    tokens = np.frombuffer(token_ids, dtype="<i4")
+    if int(tokens.min()) >= 0 and int(tokens.max()) < vocabulary:
+        return
+    index = int(np.argmax((tokens < 0) | (tokens >= vocabulary)))
+    raise TokenOutOfRange(
+        f"token {int(tokens[index])} at index {index} is outside the vocabulary of {vocabulary}",
+        field="token_ids",
+        index=index,
+        value=int(tokens[index]),
+        limit=vocabulary,
+    )
+
+
+def check_fits(prompt_tokens: int, facts: PipelineFacts) -> None:
+    """NeverFits if the whole prompt needs more blocks than the smallest pool could ever give."""
+    needed = blocks_for(prompt_tokens, facts.block_tokens)
+    if needed > facts.pool_blocks:
+        raise NeverFits(
+            f"{prompt_tokens} tokens need {needed} blocks, stage {facts.pool_stage} has {facts.pool_blocks}",
+            field="token_ids",
+            value=needed,
+            limit=facts.pool_blocks,
+            stage=facts.pool_stage,
+            block_tokens=facts.block_tokens,
+        )
+
+
+def _between(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise InvalidRequest(
+            f"{name} {value} is not in [{low}, {high}]", field=name, value=value, limit=low if value < low else high
+        )
+
+
+def _length(name: str, value: str, most: int, *, required: bool = False) -> None:
+    if len(value) > most:
+        raise InvalidRequest(
+            f"{name} of {len(value)} characters is longer than {most}", field=name, value=len(value), limit=most
+        )
+    if (required and not value) or any(not char.isprintable() for char in value):
+        raise InvalidRequest(f"{name} must be printable text", field=name, value=ascii(value)[:64], limit="printable")

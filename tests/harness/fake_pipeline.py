@@ -1,0 +1,379 @@
+"""A pipeline of made-up daemons around the real controller core, on a clock that tests move.
+
+Owns the answers that daemons would give to the core's actions. Tests hold answers back by action type
+(`hold`), change what a daemon says (`FakeDaemon` fields), and read every action in `log`. The core's
+invariants are checked after every event.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from wavepp_controller.core.config import ControllerConfig
+from wavepp_controller.core.events import (
+    Action,
+    AnnounceAcked,
+    AnnounceRequest,
+    BeatArrived,
+    Cancel,
+    DigestArrived,
+    Emit,
+    EndFormation,
+    Event,
+    FormPipeline,
+    Hashed,
+    HashPrompt,
+    Joined,
+    LeadershipWon,
+    MemberUp,
+    ReportArrived,
+    SendRound,
+    SendWave,
+    StreamLost,
+    Submit,
+    Tick,
+    VotesArrived,
+    WatchAgain,
+)
+from wavepp_controller.core.machine import ControllerMachine
+from wavepp_proto import limits
+from wavepp_proto.digest import checksum, pack_hashes, unpack_hashes
+from wavepp_proto.hashing import hash_blocks, reuse_cap
+from wavepp_proto.terms import (
+    AnnounceAck,
+    CacheGroup,
+    Capacity,
+    DaemonKey,
+    Digest,
+    DigestKind,
+    Epoch,
+    Failed,
+    Fence,
+    Finished,
+    GroupBlocks,
+    GroupDigest,
+    Heartbeat,
+    HoldKey,
+    Incarnation,
+    JoinPlan,
+    JoinReply,
+    MemberRecord,
+    ModelFacts,
+    PipelineId,
+    PrefillEvent,
+    PrefillRequest,
+    Rank,
+    RequestId,
+    Round,
+    Row,
+    RowFault,
+    RowResult,
+    StageIndex,
+    StageTimes,
+    Vote,
+    VoteOutcome,
+    Votes,
+    WaveReport,
+)
+
+BLOCK = 16
+VOCABULARY = 1000
+WINDOW = 100_000
+PIPELINE = PipelineId("p")
+
+
+def tokens(count: int, seed: int = 0) -> bytes:
+    """Packed prompt of `count` tokens; equal seeds share every prefix."""
+    return np.random.default_rng(seed).integers(0, VOCABULARY, count).astype("<i4").tobytes()
+
+
+def request(name: str, count: int, seed: int = 0, **fields: object) -> PrefillRequest:
+    return replace(PrefillRequest(RequestId(name), tokens(count, seed)), **fields)
+
+
+def record(stage: int, stages: int = 2, incarnation: int = 1, **fields: object) -> MemberRecord:
+    made = MemberRecord(
+        cluster="c",
+        key=DaemonKey(PIPELINE, StageIndex(stage), Rank(0)),
+        incarnation=Incarnation(incarnation),
+        stages=stages,
+        ranks=1,
+        address=f"host{stage}:1",
+        link_address=f"host{stage}:2",
+        engine="fake",
+        model=ModelFacts("m", "f1", layers=2 * stages, vocabulary=VOCABULARY, window=WINDOW),
+        first_layer=2 * stage,
+        last_layer=2 * stage + 2,
+        block_tokens=BLOCK,
+        pool_blocks=10_000,
+        host_pool_blocks=0,
+        protocol=limits.PROTOCOL_VERSION,
+    )
+    return replace(made, **fields)
+
+
+@dataclass
+class FakeDaemon:
+    """Answers the way the contract says; its fields make it answer otherwise."""
+
+    plan: JoinPlan
+    free: int
+    hits: dict[str, int] = field(default_factory=dict)
+    """Own hit by request id (tokens); 0 for others."""
+    announced: set[HoldKey] = field(default_factory=set)
+    holds: dict[HoldKey, int] = field(default_factory=dict)
+    """Endpoint by hold."""
+    short: dict[str, int] = field(default_factory=dict)
+    """Requests that find no capacity, with the shortfall in blocks."""
+    revise_short: set[str] = field(default_factory=set)
+    faults: dict[str, str] = field(default_factory=dict)
+    """Requests whose rows are voided here, with the reason."""
+    lower: dict[str, list[int]] = field(default_factory=dict)
+    """Endpoints to which successive revises of a request fall further."""
+    prompts: dict[HoldKey, int] = field(default_factory=dict)
+    seq: int = 1
+    digest_seq: int = 0
+    running: bytes = b""
+    rounds: list[Round] = field(default_factory=list)
+
+    def capacity(self) -> Capacity:
+        return Capacity(self.seq, self.free, 0)
+
+    def fence(self, ordinal: int) -> Fence:
+        return replace(self.plan.fence, ordinal=ordinal)
+
+    def vote(self, asked: Round) -> Votes:
+        self.rounds.append(asked)
+        self.seq += 1
+        for release in asked.releases:
+            self.holds.pop(release.key, None)
+            if release.ended:
+                self.announced.discard(release.key)
+        votes = [self._revise(entry.key, entry.endpoint) for entry in asked.revises]
+        votes += [self._prepare(entry.key, entry.candidate) for entry in asked.prepares]
+        return Votes(asked.fence, tuple(votes), self.capacity())
+
+    def _prepare(self, key: HoldKey, candidate: int) -> Vote:
+        if key not in self.announced:
+            return Vote(key, VoteOutcome.NOT_ANNOUNCED, 0, 0)
+        hit = self.hits.get(key.request_id, 0)
+        if key.request_id in self.short:
+            missing = GroupBlocks(CacheGroup.ATTENTION, self.short[key.request_id])
+            return Vote(key, VoteOutcome.NO_CAPACITY, 0, hit, shortfall=(missing,))
+        self.holds[key] = min(candidate, hit)
+        outcome = VoteOutcome.COMMITTED if hit >= candidate else VoteOutcome.LOWER
+        return Vote(key, outcome, self.holds[key], hit)
+
+    def _revise(self, key: HoldKey, endpoint: int) -> Vote:
+        if key not in self.holds:
+            return Vote(key, VoteOutcome.NO_HOLD, 0, 0)
+        if key.request_id in self.revise_short:
+            missing = GroupBlocks(CacheGroup.ATTENTION, 1)
+            return Vote(key, VoteOutcome.NO_CAPACITY, self.holds[key], 0, shortfall=(missing,))
+        falls = self.lower.get(key.request_id)
+        self.holds[key] = min(endpoint, falls.pop(0)) if falls else endpoint
+        return Vote(key, VoteOutcome.COMMITTED, self.holds[key], 0)
+
+    def report(self, wave: SendWave, ordinal_fence: Fence, void: int, last: bool) -> WaveReport:
+        self.running = hashlib.sha256(self.running + repr(wave.rows).encode()).digest()
+        faults = []
+        for index, row in enumerate(wave.rows):
+            if row.key.request_id in self.faults and not void >> index & 1:
+                error = _fault(self.faults[row.key.request_id])
+                faults.append(RowFault(index, error))
+                void |= 1 << index
+        results = tuple(
+            RowResult(index, token_id=7)
+            for index, row in enumerate(wave.rows)
+            if last and row.final and not void >> index & 1
+        )
+        return WaveReport(ordinal_fence, True, void, self.running, StageTimes(compute_us=5), results, tuple(faults))
+
+
+def _fault(reason: str):  # type: ignore[no-untyped-def]
+    from wavepp_proto.terms import ErrorInfo
+
+    return ErrorInfo(reason, f"made-up {reason}")
+
+
+class FakePipeline:
+    """Feeds the machine and answers its actions until nothing is left to answer."""
+
+    def __init__(self, stages: int = 2, config: ControllerConfig | None = None, *, start: bool = True) -> None:
+        self.machine = ControllerMachine(config or ControllerConfig(wave_tokens=64))
+        self.stages = stages
+        self.now = 100.0
+        self.log: list[Action] = []
+        self.events: list[PrefillEvent] = []
+        self.hold: set[type] = set()
+        """Action types that nobody answers by itself."""
+        self.held: list[Action] = []
+        self.deaf: set[int] = set()
+        """Stages that answer nothing and send no heartbeat."""
+        self.daemons: dict[DaemonKey, FakeDaemon] = {}
+        self._queue: deque[Action] = deque()
+        if start:
+            self.start()
+
+    # --- driving --------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self.post(LeadershipWon(Epoch(1), self.now))
+        for stage in range(self.stages):
+            self.post(MemberUp(record(stage, self.stages), self.now))
+
+    def post(self, event: Event) -> list[Action]:
+        """Handle one event, then everything that follows from answering."""
+        actions = self._handle(event)
+        while self._queue:
+            self._answer(self._queue.popleft())
+        return actions
+
+    def submit(self, name: str, count: int, seed: int = 0, **fields: object) -> None:
+        self.post(Submit(request(name, count, seed, **fields), self.now))
+
+    def cancel(self, name: str) -> None:
+        self.post(Cancel(RequestId(name), self.now))
+
+    def release_held(self, kind: type | None = None) -> None:
+        """Answer what was held back (of one type, or all)."""
+        taken = [action for action in self.held if kind is None or isinstance(action, kind)]
+        self.held = [action for action in self.held if action not in taken]
+        for action in taken:
+            self._answer(action)
+            while self._queue:
+                self._answer(self._queue.popleft())
+
+    def pass_time(self, seconds: float) -> None:
+        """Tick every 50 ms; daemons beat meanwhile."""
+        end = self.now + seconds
+        while self.now < end - 1e-9:
+            self.now = min(end, self.now + 0.05)
+            for daemon in self.daemons.values():
+                if daemon.plan.key.stage not in self.deaf:
+                    self.post(BeatArrived(daemon.plan.key, Heartbeat(daemon.fence(0), 1), self.now))
+            self.post(Tick(self.now))
+
+    def daemon(self, stage: int) -> FakeDaemon:
+        return next(daemon for key, daemon in self.daemons.items() if key.stage == stage)
+
+    def lose(self, stage: int) -> None:
+        plan = self.daemon(stage).plan
+        event = StreamLost(plan.key, plan.fence.incarnation, plan.fence.formation, _fault("STAGE_LOST"), self.now)
+        self.post(event)
+
+    def digest(self, stage: int, hashes: bytes) -> None:
+        """The stage announces packed 32-byte hashes as resident, in one snapshot."""
+        daemon = self.daemon(stage)
+        daemon.digest_seq += 1
+        shorts = unpack_hashes(hashes)[::4]
+        group = GroupDigest(CacheGroup.ATTENTION, pack_hashes(shorts), b"", len(shorts), checksum(shorts))
+        incarnation = daemon.plan.fence.incarnation
+        made = Digest(incarnation, daemon.digest_seq, DigestKind.SNAPSHOT, (group,), daemon.capacity())
+        self.post(DigestArrived(daemon.plan.key, made, self.now))
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def of(self, kind: type) -> list[Action]:
+        return [action for action in self.log if isinstance(action, kind)]
+
+    def waves(self) -> list[tuple[Row, ...]]:
+        return [action.rows for action in self.log if isinstance(action, SendWave)]
+
+    def outcome(self, name: str) -> Finished | Failed:
+        """The one terminal event of a request."""
+        found = [e for e in self.events if e.request_id == name and isinstance(e, Finished | Failed)]
+        assert len(found) == 1, found
+        return found[0]
+
+    def reason(self, name: str) -> str:
+        outcome = self.outcome(name)
+        assert isinstance(outcome, Failed)
+        return outcome.error.reason
+
+    def of_request(self, name: str, kind: type) -> list[PrefillEvent]:
+        return [event for event in self.events if event.request_id == name and isinstance(event, kind)]
+
+    def state(self, name: str) -> str:
+        return next(r.state for r in self.machine.status().requests if r.request_id == name)
+
+    def counter(self, name: str) -> int:
+        return self.machine.status().counters.get(name, 0)
+
+    def nothing_held(self) -> bool:
+        """No daemon holds or remembers anything."""
+        return not any(daemon.holds or daemon.announced for daemon in self.daemons.values())
+
+    # --- answering ------------------------------------------------------------------------------
+
+    def _handle(self, event: Event) -> list[Action]:
+        actions = self.machine.handle(event)
+        self.machine.check()
+        self.log += actions
+        self.events += [action.event for action in actions if isinstance(action, Emit)]
+        for action in actions:
+            if type(action) in self.hold:
+                self.held.append(action)
+            else:
+                self._queue.append(action)
+        return actions
+
+    def _answer(self, action: Action) -> None:
+        match action:
+            case FormPipeline():
+                self.daemons = {
+                    plan.key: self.daemons[plan.key]
+                    if plan.key in self.daemons
+                    and self.daemons[plan.key].plan.fence.incarnation == plan.fence.incarnation
+                    else FakeDaemon(plan, plan.pool_blocks)
+                    for plan in action.plans
+                }
+                for plan in action.plans:
+                    self._join(plan)
+            case EndFormation():
+                for key, _ in action.targets:
+                    if key in self.daemons:
+                        self.daemons[key].holds.clear()
+            case HashPrompt():
+                hashes = hash_blocks(action.scope, action.token_ids, action.block_tokens)
+                self._handle(Hashed(action.request_id, hashes, self.now))
+            case AnnounceRequest():
+                for key, fence, _ in action.targets:
+                    if key.stage not in self.deaf:
+                        self.daemons[key].announced.add(action.key)
+                        self._handle(AnnounceAcked(key, AnnounceAck(fence, action.key), self.now))
+            case SendRound():
+                if action.key.stage not in self.deaf and action.key in self.daemons:
+                    self._handle(VotesArrived(action.key, self.daemons[action.key].vote(action.round), self.now))
+            case SendWave():
+                self._run(action)
+            case WatchAgain():
+                pass
+
+    def _join(self, plan: JoinPlan) -> None:
+        daemon = self.daemons[plan.key]
+        daemon.plan, daemon.running = plan, b""
+        if plan.key.stage in self.deaf:
+            return
+        groups = (CacheGroup.ATTENTION,)
+        reply = JoinReply(plan.fence, plan.key, plan.pool_blocks, False, groups, 8, 64, daemon.capacity())
+        self._handle(Joined(plan.key, plan.fence.formation, reply, self.now))
+
+    def _run(self, wave: SendWave) -> None:
+        void = 0
+        for key, fence in sorted(wave.targets):
+            if key.stage in self.deaf:
+                return
+            report = self.daemons[key].report(
+                wave, replace(fence, ordinal=wave.ordinal), void, key.stage == self.stages - 1
+            )
+            void = report.void_bitmap
+            self._handle(ReportArrived(key, report, self.now))
+
+
+def cap(count: int) -> int:
+    return reuse_cap(count, BLOCK)
