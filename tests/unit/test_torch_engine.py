@@ -260,6 +260,20 @@ def test_engine_refuses_work_when_closed(pipeline: Pipeline) -> None:
         engine.run(pipeline.work(0, [Chunk(pipeline.sequence("a", prompt(3)), 3)]), None)
 
 
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", "meta", "abacus"])
+def test_device_is_refused_by_name_when_torch_cannot_use_it(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(EngineFault) as caught:
+        TorchEngine(device=device)
+    assert caught.value.fields["value"] == device
+
+
+def test_pool_is_refused_by_field_when_memory_is_short(pipeline: Pipeline) -> None:
+    with pytest.raises(EngineFault) as caught:
+        pipeline.engines[0].load(replace(pipeline.plans[0], pool_blocks=2**44), lambda done, total: None)
+    assert caught.value.fields["field"] == "pool_blocks"
+
+
 def test_sampling_is_reported_as_asked(pipeline: Pipeline, model: Path) -> None:
     token_ids = prompt(33)
     logits = tiny_models.unsplit_logits(model, token_ids)

@@ -8,6 +8,7 @@ stores the new keys and values and attends each row to its own sequence. Registe
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +23,8 @@ from wavepp_stage.engine.torch.paged_cache import PagedCache
 
 ATTENTION = "wavepp_paged"
 TILE = 128
-"""Query rows per kernel call on CPU. The CPU kernel computes masked keys too, so a chunk cut into
-tiles, each seeing only the keys up to its own last row, saves up to a third of a first chunk."""
+"""Query rows per kernel call without a flash kernel. Such a kernel computes masked keys too, so a chunk cut
+into tiles, each seeing only the keys up to its own last row, saves a third of a first chunk's attention."""
 
 
 class CausalMask:
@@ -93,26 +94,18 @@ def _attend(
     query: Tensor, keys: Tensor, values: Tensor, out: Tensor, mask: CausalMask, span: Span, scale: float | None
 ) -> None:
     """Causal attention of one row's queries to its keys, written to `out` [1, length, heads, d]."""
-    if query.device.type != "cpu":
-        length = span.end - span.begin
-        causal: dict[str, Any] = (
-            {"is_causal": True} if span.start == 0 else {"attn_mask": causal_lower_right(length, span.keys)}
-        )
-        attended = functional.scaled_dot_product_attention(query, keys, values, scale=scale, enable_gqa=True, **causal)
-        out.copy_(attended.transpose(1, 2))
+    attention = functools.partial(functional.scaled_dot_product_attention, scale=scale, enable_gqa=True)
+    length = span.end - span.begin
+    if query.is_cuda and query.dtype != torch.float32:
+        # The flash kernel skips masked keys by itself.
+        causal = causal_lower_right(length, span.keys)
+        out.copy_(attention(query, keys, values, attn_mask=causal).transpose(1, 2))
         return
-    for begin in range(0, query.shape[2], TILE):
-        end = min(begin + TILE, query.shape[2])
+    for begin in range(0, length, TILE):
+        end = min(begin + TILE, length)
         seen = span.start + end
-        attended = functional.scaled_dot_product_attention(
-            query[:, :, begin:end],
-            keys[:, :, :seen],
-            values[:, :, :seen],
-            attn_mask=mask.view(end - begin, seen),
-            scale=scale,
-            enable_gqa=True,
-        )
-        out[:, begin:end] = attended.transpose(1, 2)
+        tile = query[:, :, begin:end], keys[:, :, :seen], values[:, :, :seen]
+        out[:, begin:end] = attention(*tile, attn_mask=mask.view(end - begin, seen)).transpose(1, 2)
 
 
 AttentionInterface.register(ATTENTION, paged_attention)

@@ -54,7 +54,7 @@ class TorchEngine:
 
     def __init__(self, *, device: str = "cpu", dtype: str = "float32", threads: int | None = None) -> None:
         """`device` cpu or cuda[:n]; `dtype` float32, bfloat16, or auto (the model's own); `threads` intra-op."""
-        self._device = torch.device(device)
+        self._device = _device_of(device)
         self._dtype_setting = dtype
         self._threads = threads
         self._loaded: _Loaded | None = None
@@ -69,8 +69,8 @@ class TorchEngine:
             kept.plan = plan
             progress(len(kept.names), len(kept.names))
             return self._facts(kept)
-        self.close()
         del kept
+        self.close()
         config = load_config(plan.model)
         band = build_band(config, plan, dtype_of(self._dtype_setting, config))
         names = load_weights(band, folder_of(plan), self._device, progress)
@@ -80,15 +80,20 @@ class TorchEngine:
 
     def _make_cache(self, plan: EnginePlan, band: Band) -> PagedCache:
         kv_heads, head_dim = kv_shape(band.model.config)
-        return PagedCache(
-            range(plan.first_layer, plan.last_layer),
-            blocks=plan.pool_blocks,
-            block_tokens=plan.block_tokens,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            dtype=band.model.dtype,
-            device=self._device,
-        )
+        try:
+            return PagedCache(
+                range(plan.first_layer, plan.last_layer),
+                blocks=plan.pool_blocks,
+                block_tokens=plan.block_tokens,
+                kv_heads=kv_heads,
+                head_dim=head_dim,
+                dtype=band.model.dtype,
+                device=self._device,
+            )
+        except RuntimeError as error:  # torch has no narrower class for a failed allocation on CPU
+            raise EngineFault(
+                f"no memory for the pool: {str(error).splitlines()[0]}", field="pool_blocks", value=plan.pool_blocks
+            ) from error
 
     def _make_mask(self, band: Band) -> CausalMask:
         return CausalMask(band.model.dtype, self._device)
@@ -199,6 +204,18 @@ class TorchEngine:
 
     def close(self) -> None:
         self._loaded = None
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _device_of(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise EngineFault("unknown device", field="device", value=name, limit="cpu, cuda, cuda:N") from error
+    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
+        raise EngineFault("this torch cannot use the device", field="device", value=name)
+    return device
 
 
 def _same_memory(old: EnginePlan, new: EnginePlan) -> bool:
