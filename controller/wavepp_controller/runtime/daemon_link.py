@@ -24,7 +24,7 @@ from wavepp_controller.core.events import (
     VotesArrived,
 )
 from wavepp_proto import convert, limits
-from wavepp_proto.errors import ControllerUnavailable, JoinRefused, StageLost, WaveppError
+from wavepp_proto.errors import ControllerUnavailable, FormationEnded, JoinRefused, StageLost, WaveppError
 from wavepp_proto.runtime.channels import ClientSecurity, open_channel
 from wavepp_proto.runtime.logs import get_log
 from wavepp_proto.terms import ErrorInfo, Fence, Heartbeat, Inventory, JoinPlan, JoinReply, Round, WaveReport
@@ -56,12 +56,14 @@ class DaemonLink:
         self._tasks: list[asyncio.Task[None]] = []
         self._watch: asyncio.Task[None] | None = None
         self._lost = False
+        self._closed = False
 
     async def join(self) -> JoinReply:
         """Inventory first (it installs the epoch and fences the controller before us), then Join."""
         deadline = self.plan.deadline_ms / 1000
         try:
             await self.inventory()
+            self._check_open()
             control = control_pb2_grpc.StageControlStub(self._channel)
             reply = convert.join_reply_from_pb(
                 await control.Join(convert.join_plan_to_pb(self.plan), timeout=deadline + 1)
@@ -74,6 +76,7 @@ class DaemonLink:
 
     async def inventory(self) -> Inventory:
         """Every hold and sequence of the daemon, now."""
+        self._check_open()
         stub = admission_pb2_grpc.StageAdmissionStub(self._channel)
         request = convert.inventory_request_to_pb(self.plan.fence)
         try:
@@ -181,20 +184,29 @@ class DaemonLink:
         """Tell the daemon that its formation ended (best effort, bounded), then close."""
         self._lost = True
         try:
+            self._check_open()
             stub = control_pb2_grpc.StageControlStub(self._channel)
             await stub.EndFormation(convert.end_formation_to_pb(fence, cause), timeout=END_DEADLINE_S)
         except grpc.aio.AioRpcError as error:
             log.info("formation end not acknowledged", stage=self.plan.key.stage, code=error.code().name)
+        except FormationEnded:
+            log.info("formation end not told: the link is closed", stage=self.plan.key.stage)
         finally:
             await self.close()
 
     async def close(self) -> None:
         """Close every stream and the channel. Idempotent."""
-        self._lost = True
+        self._lost = self._closed = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._channel.close(0)
+
+    def _check_open(self) -> None:
+        """gRPC refuses a call on a closed channel with an error of its own kind; ours is typed."""
+        if self._closed:
+            number = self.plan.fence.formation
+            raise FormationEnded("the link was closed meanwhile", stage=self.plan.key.stage, formation=number)
 
 
 async def _drain(queue: asyncio.Queue[Any]) -> AsyncIterator[Any]:
