@@ -103,7 +103,7 @@ class Announcements:
             del self._tombstones[next(iter(self._tombstones))]
 
     def clear(self) -> None:
-        """Another authority or block size: nothing that was announced means anything any more."""
+        """A formation ended: nothing that was announced in it is mentioned again."""
         self._gathered.clear()
         self._complete.clear()
         self._tombstones.clear()

@@ -142,9 +142,7 @@ class StageMachine:
         if epoch == self.standing.epoch:
             return []
         self.standing = replace(self.standing, epoch=epoch)
-        ended = self._end_formation()
-        self._announcements.clear()
-        return ended
+        return self._end_formation()
 
     def _inventory(self, fence: Fence) -> Inventory:
         cache, serving = self._cache, self._serving
@@ -178,22 +176,19 @@ class StageMachine:
         if rebuild or self._cache is None:
             self._cache = self._make_cache(plan, self._feed)
         self._cache.floor_blocks = plan.floor_blocks
-        if old is not None and old.block_tokens != plan.block_tokens:
-            self._announcements.clear()
         self.plan = plan
         self.standing = replace(self.standing, formation=plan.fence.formation)
         self._serving = ServedFormation(plan, self._cache, self._announcements)
         return [ev.FormationStarted(plan, rebuild, ended)]
 
     def _end_formation(self) -> list[ev.Action]:
-        """Every hold ends; requests that ran are over here, the others may be prepared again."""
+        """Every hold ends, and every announcement: the next formation announces later attempts."""
         serving, self._serving = self._serving, None
         if serving is None or self._cache is None:
             return []
         formation = serving.formation
         self._cache.end_formation(formation)
-        for key in serving.sequences:
-            self._announcements.forget(key)
+        self._announcements.clear()
         return [ev.FormationEnded(formation)]
 
     # --- admission --------------------------------------------------------------------------------
