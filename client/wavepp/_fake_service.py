@@ -223,8 +223,7 @@ async def _assembled(
     count = 0
     async for frame in frames:
         count += 1
-        request = assembler.add(frame)
-        if request is not None:
+        if (request := assembler.add(frame)) is not None:
             return request, count
     raise InvalidRequest("the stream ended before the prompt's last frame", field="last")
 

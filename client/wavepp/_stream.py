@@ -55,8 +55,9 @@ class PrefillStream:
         self._shared = shared
         self._request = request
         self._text = text
-        self._deadline_at = asyncio.get_running_loop().time() + request.deadline_ms / 1000
+        self._began = asyncio.get_running_loop().time()
         self._began_ns = time.time_ns()
+        self._deadline_at = self._began + request.deadline_ms / 1000
         self._parent = ambient()
         self._context = shared.tracer.child(self._parent) if self._parent.traceparent else shared.tracer.root()
         self._tokenizer: Tokenizer | None = None
@@ -170,7 +171,7 @@ class PrefillStream:
                 self._admitted = event
             case Finished():
                 self._finished = event
-                self._elapsed_ms = (time.time_ns() - self._began_ns) / 1e6
+                self._elapsed_ms = 1000 * (asyncio.get_running_loop().time() - self._began)
                 self._record("")
 
     async def _let_it_end(self) -> None:
@@ -201,17 +202,11 @@ class PrefillStream:
 
     def _record(self, error: str) -> None:
         """The trace's root span, unless nobody would get it."""
-        tracer = self._shared.tracer
+        tracer, began, own, parent = self._shared.tracer, self._began_ns, self._context, self._parent
         if tracer.recording:
+            facts, now = self._attributes(), time.time_ns()
             tracer.record(
-                names.PREFILL,
-                self._began_ns,
-                time.time_ns(),
-                own=self._context,
-                parent=self._parent,
-                attributes=self._attributes(),
-                kind=names.CLIENT,
-                error=error,
+                names.PREFILL, began, now, own=own, parent=parent, attributes=facts, kind=names.CLIENT, error=error
             )
 
     def _attributes(self) -> tuple[Attribute, ...]:

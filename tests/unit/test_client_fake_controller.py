@@ -1,0 +1,110 @@
+"""The fake controller keeps the contract itself: users' tests must not learn wrong habits from it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from grpc.aio import AioRpcError
+
+from tests.harness.certs import make_certificates
+from wavepp import AsyncClient, ClientSecurity, RetryPolicy, errors
+from wavepp.testing import Answer, FakeController, Gate, Outcome, Step
+from wavepp_proto import convert
+from wavepp_proto.runtime.channels import ServerSecurity, open_channel
+from wavepp_proto.terms import Finished, PrefillRequest, RequestId
+from wavepp_proto.v1 import admin_pb2, admin_pb2_grpc, prefill_pb2, prefill_pb2_grpc
+
+REQUEST = PrefillRequest(RequestId("mine"), bytes(12))
+
+
+@pytest.fixture
+async def controller() -> AsyncIterator[FakeController]:
+    async with FakeController(answer=Answer(first_token=3, cached_tokens=64)) as controller:
+        yield controller
+
+
+async def test_unary_run_answers_as_the_stream_does(controller: FakeController) -> None:
+    async with open_channel(controller.address) as channel:
+        stub: prefill_pb2_grpc.PrefillAsyncStub = prefill_pb2_grpc.PrefillStub(channel)
+        answer = await stub.Run(convert.run_request_to_pb(REQUEST))
+        finished = convert.finished_from_pb(REQUEST.request_id, answer.finished)
+        assert (finished.first_token, finished.prompt_tokens, answer.admitted.endpoint) == (3, 3, 64)
+        controller.script(Answer(error=errors.NeverFits("too large"), error_at=Step.ADMITTED))
+        with pytest.raises(AioRpcError) as caught:
+            await stub.Run(convert.run_request_to_pb(REQUEST))
+        assert type(convert.error_from_rpc(caught.value)) is errors.NeverFits
+    assert [received.outcome for received in controller.requests] == [Outcome.FINISHED, Outcome.FAILED]
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason"),
+    [
+        ([], "INVALID_REQUEST"),
+        ([prefill_pb2.SubmitRequest(token_ids=bytes(4), last=True)], "INVALID_REQUEST"),
+        ([next(convert.submit_frames(REQUEST)), next(convert.submit_frames(REQUEST))], "DONE"),
+        ([prefill_pb2.SubmitRequest(header=prefill_pb2.PrefillHeader(request_id="x"), last=True)], "EMPTY_PROMPT"),
+    ],
+    ids=["no-frame", "no-header", "frame-after-last", "no-tokens"],
+)
+async def test_malformed_frames_fail_typed(
+    controller: FakeController, frames: list[prefill_pb2.SubmitRequest], reason: str
+) -> None:
+    async with open_channel(controller.address) as channel:
+        stub: prefill_pb2_grpc.PrefillAsyncStub = prefill_pb2_grpc.PrefillStub(channel)
+        events = [convert.prefill_event_from_pb(answer.event) async for answer in stub.Submit(iter(frames))]
+    last = events[-1]
+    assert reason == ("DONE" if isinstance(last, Finished) else last.error.reason)  # type: ignore[union-attr]
+
+
+async def test_method_it_does_not_serve_is_unimplemented(controller: FakeController) -> None:
+    async with open_channel(controller.address) as channel:
+        stub: admin_pb2_grpc.AdminAsyncStub = admin_pb2_grpc.AdminStub(channel)
+        with pytest.raises(AioRpcError, match="UNIMPLEMENTED"):
+            await stub.Reform(admin_pb2.ReformRequest())
+
+
+async def test_scripted_answers_come_before_the_standing_one(controller: FakeController) -> None:
+    controller.script(Answer(first_token=1), Answer(first_token=2))
+    async with AsyncClient(controller.address) as client:
+        assert [(await client.prefill([1])).first_token for _ in range(3)] == [1, 2, 3]
+
+
+async def test_requests_break_and_the_port_is_kept_when_it_is_stopped_and_started(controller: FakeController) -> None:
+    address, gate = controller.address, Gate()
+    controller.script(Answer(gates={Step.FINISHED: gate}))
+    async with AsyncClient(address, retry=RetryPolicy(attempts=100, first_delay=0.01)) as client:
+        held = asyncio.create_task(client.prefill([1]))
+        await gate.reached()
+        await controller.stop()
+        with pytest.raises(errors.ControllerUnavailable):
+            await held
+        await controller.start()
+        assert controller.address == address
+        assert (await client.prefill([1])).first_token == 3
+
+
+def test_address_is_refused_when_it_was_not_started() -> None:
+    with pytest.raises(RuntimeError, match="not been started"):
+        _ = FakeController().address
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
+async def test_client_speaks_tls_and_refuses_plain_text_when_the_controller_asks_for_certificates(
+    tmp_path: Path,
+) -> None:
+    files = make_certificates(tmp_path)
+    server = ServerSecurity(files.ca, files.server_cert, files.server_key)
+    once = RetryPolicy(attempts=1)
+    async with FakeController(tls=server, answer=Answer(first_token=4)) as controller:
+        mine = ClientSecurity(files.ca, files.client_cert, files.client_key)
+        async with AsyncClient(controller.address, tls=mine) as client:
+            assert (await client.prefill([1])).first_token == 4
+        for other in (None, ClientSecurity(files.ca)):
+            async with AsyncClient(controller.address, tls=other, retry=once) as client:
+                with pytest.raises(errors.ControllerUnavailable):
+                    await client.prefill([1])
+    assert len(controller.requests) == 1
