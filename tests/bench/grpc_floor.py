@@ -7,7 +7,6 @@ write one message to every stream, read one from every stream. Printed as JSON b
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -41,12 +40,10 @@ async def _serve() -> None:
 
 async def fan_out(stages: int, message_bytes: int, rounds: int) -> list[float]:
     """Seconds of each of `rounds` fan-outs to `stages` echo servers."""
-    servers = [
-        subprocess.Popen([sys.executable, "-m", "tests.bench.grpc_floor"], stdout=subprocess.PIPE, text=True)
-        for _ in range(stages)
-    ]
+    argv = [sys.executable, "-m", "tests.bench.grpc_floor"]
+    servers = [await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE) for _ in range(stages)]
     try:
-        ports = [int(server.stdout.readline()) for server in servers if server.stdout is not None]
+        ports = [int(await server.stdout.readline()) for server in servers if server.stdout is not None]
         channels = [open_channel(f"127.0.0.1:{port}") for port in ports]
         calls = [channel.stream_stream(METHOD)() for channel in channels]
         message = bytes(message_bytes)
@@ -68,7 +65,7 @@ async def fan_out(stages: int, message_bytes: int, rounds: int) -> list[float]:
         for server in servers:
             server.terminate()
         for server in servers:
-            server.wait()
+            await server.wait()
 
 
 if __name__ == "__main__":

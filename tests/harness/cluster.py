@@ -7,6 +7,7 @@ fails the test that leaked. Membership is the in-memory store; everything else i
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -14,6 +15,7 @@ from typing import Any, Self
 from tests.harness.eventually import eventually
 from wavepp import AsyncClient
 from wavepp_controller.core.config import ControllerConfig
+from wavepp_controller.core.events import ReformAsked, StageShape
 from wavepp_controller.runtime.controller import Controller
 from wavepp_controller.runtime.settings import ControllerSettings
 from wavepp_proto.runtime.memory_store import MemoryStore
@@ -70,9 +72,7 @@ class Cluster:
             ControllerSettings(self._config, listen="127.0.0.1:0"), self.store, self._tracers("wavepp-controller")
         )
         await self.controller.start()
-        self.daemons = [
-            StageDaemon(settings, self.store, self._tracers("wavepp-stage")) for settings in self._settings
-        ]
+        self.daemons = [StageDaemon(settings, self.store, self._tracers("wavepp-stage")) for settings in self._settings]
         await asyncio.gather(*(daemon.start() for daemon in self.daemons))
         await self.serving()
         self.client = AsyncClient(self.controller.address)
@@ -98,6 +98,12 @@ class Cluster:
 
         await eventually(ready, about="the pipeline to serve")
 
+    async def reform(self, shapes: tuple[StageShape, ...], wave_tokens: int | None = None) -> None:
+        """Ask for other bands, pools or budget; raises what the core refuses it with."""
+        pipeline = self.controller.machine.status().pipelines[0].pipeline
+        event = ReformAsked(pipeline, shapes, None, wave_tokens, time.monotonic())
+        await self.controller.shell.reform(event)
+
     async def restart(self, stage: int) -> StageDaemon:
         """A new incarnation of one stage (the old one must be closed)."""
         daemon = self.daemons[stage] = StageDaemon(self._settings[stage], self.store, self._tracers("wavepp-stage"))
@@ -118,7 +124,9 @@ class Cluster:
             assert inventory.announced == ()
             capacity = inventory.capacity
             assert capacity.escrowed_blocks == 0
-            assert capacity.free_blocks + inventory.cached_blocks + inventory.quarantined_blocks == inventory.pool_blocks
+            assert (
+                capacity.free_blocks + inventory.cached_blocks + inventory.quarantined_blocks == inventory.pool_blocks
+            )
             if daemon.control.plan is not None:
                 hashes.add(inventory.running_hash)
         assert len(hashes) <= 1, "stages executed different rows (I1)"

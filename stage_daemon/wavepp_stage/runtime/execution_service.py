@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Final
 
 from wavepp_proto import convert
-from wavepp_proto.errors import WaveppError
+from wavepp_proto.errors import StaleMessage, WaveppError
 from wavepp_proto.runtime.context import Context
 from wavepp_proto.terms import Fence, Heartbeat, WaveCommand, WaveReport
 from wavepp_proto.v1 import execution_pb2 as pb
@@ -22,6 +22,10 @@ from wavepp_stage.core.events import WaveArrived, WaveQueued
 from wavepp_stage.runtime.admission_service import Successor
 from wavepp_stage.runtime.core_shell import CoreShell
 from wavepp_stage.runtime.executor import Executor
+
+END: Final = "end"
+"""The controller closed its side."""
+Said = WaveReport | WaveppError | str | None
 
 
 class ExecutionService(execution_pb2_grpc.StageExecutionServicer):
@@ -39,7 +43,7 @@ class ExecutionService(execution_pb2_grpc.StageExecutionServicer):
         self._standing = standing
         self._on_orphaned = on_orphaned
         self._draining = draining
-        self._outbox: asyncio.Queue[WaveReport] = asyncio.Queue()
+        self._outbox: asyncio.Queue[Said] = asyncio.Queue()
         self._streams = Successor()
         self.loop_delay_us = 0
         self.last_heard = time.monotonic()
@@ -52,62 +56,49 @@ class ExecutionService(execution_pb2_grpc.StageExecutionServicer):
         self, request_iterator: AsyncIterator[pb.WaveRequest], context: Context
     ) -> AsyncIterator[pb.WaveResponse]:
         superseded = self._streams.open()
-        fence, heartbeat_ms, silence_ms = self._standing()
-        self._outbox = asyncio.Queue()
-        self.last_heard = time.monotonic()
-        failure: asyncio.Future[WaveppError | None] = asyncio.get_running_loop().create_future()
-        reader = asyncio.create_task(self._read(request_iterator, failure), name="run-waves-reader")
         try:
-            count = 0
-            while not failure.done() and not superseded.is_set():
-                count += 1
-                yield convert.wave_response_to_pb(self._beat(fence, count))
-                deadline = time.monotonic() + heartbeat_ms / 1000
-                async for report in self._reports_until(deadline, failure):
-                    yield convert.wave_response_to_pb(report)
-                if time.monotonic() - self.last_heard > silence_ms / 1000:
+            fence, heartbeat_ms, silence_ms = self._standing()
+        except StaleMessage as error:
+            await convert.abort(context, error)
+        outbox = self._outbox = asyncio.Queue()
+        self.last_heard = time.monotonic()
+        reader = asyncio.create_task(self._read(request_iterator, outbox), name="run-waves-reader")
+        try:
+            count, beat_at, said = 0, 0.0, None
+            while said is not END and not superseded.is_set():
+                now = time.monotonic()
+                if now - self.last_heard > silence_ms / 1000:
                     break
-            error = failure.result() if failure.done() else None
-            if error is not None:
-                await convert.abort(context, error)
+                if now >= beat_at:
+                    count, beat_at = count + 1, now + heartbeat_ms / 1000
+                    yield convert.wave_response_to_pb(self._beat(fence, count))
+                said = await _next(outbox, beat_at - now)
+                if isinstance(said, WaveReport):
+                    yield convert.wave_response_to_pb(said)
+                elif isinstance(said, WaveppError):
+                    await convert.abort(context, said)
         finally:
             reader.cancel()
             self._on_orphaned(fence, "the controller's wave stream ended")
 
-    async def _read(self, requests: AsyncIterator[pb.WaveRequest], failure: asyncio.Future[WaveppError | None]) -> None:
-        """Feed the core; ends `failure` with the error, or None when the controller closed."""
-        error: WaveppError | None = None
+    async def _read(self, requests: AsyncIterator[pb.WaveRequest], outbox: asyncio.Queue[Said]) -> None:
+        """Feed the core; what ends the stream goes into the outbox, behind the reports."""
+        said: Said = END
         try:
             async for message in requests:
                 self.last_heard = time.monotonic()
                 body = convert.wave_request_from_pb(message)
                 if isinstance(body, WaveCommand):
                     self._queue_wave(body)
-        except WaveppError as caught:
-            error = caught
+        except WaveppError as error:
+            said = error
         finally:
-            if not failure.done():
-                failure.set_result(error)
+            outbox.put_nowait(said)
 
     def _queue_wave(self, command: WaveCommand) -> None:
         for action in self._core.post(WaveArrived(command, time.monotonic())):
             if isinstance(action, WaveQueued):
                 self._executor.enqueue(command.fence.formation, action.command)
-
-    async def _reports_until(
-        self, deadline: float, failure: asyncio.Future[WaveppError | None]
-    ) -> AsyncIterator[WaveReport]:
-        while not failure.done():
-            pause = deadline - time.monotonic()
-            if pause <= 0:
-                return
-            get = asyncio.ensure_future(self._outbox.get())
-            waiting: set[asyncio.Future[Any]] = {get, failure}
-            await asyncio.wait(waiting, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
-            if not get.done():
-                get.cancel()
-                return
-            yield get.result()
 
     def _beat(self, fence: Fence, count: int) -> Heartbeat:
         return Heartbeat(
@@ -119,3 +110,12 @@ class ExecutionService(execution_pb2_grpc.StageExecutionServicer):
             capacity=self._core.read(lambda machine: machine.capacity()),
             draining=self._draining(),
         )
+
+
+async def _next(outbox: asyncio.Queue[Said], seconds: float) -> Said:
+    """The next thing to say, or None after `seconds`."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await outbox.get()
+    except TimeoutError:
+        return None

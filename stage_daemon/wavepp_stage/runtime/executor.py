@@ -346,7 +346,8 @@ class Executor:
     def _finish_formation(self, formation: _Formation, done: Future[None]) -> None:
         """No wave of `formation` runs any more: quarantined blocks may be used again."""
         self._core.post(ExecutorStopped(formation.plan.fence.formation, time.monotonic()))
-        done.set_result(None)
+        if done.set_running_or_notify_cancel():
+            done.set_result(None)
 
 
 class _Listener:
