@@ -1,0 +1,231 @@
+"""A cluster of real processes that a test may kill, stop, drain and start again.
+
+Owns the client's side of such a test: load that is known to run, the audit of what daemons hold, and
+the file of figures. The processes are `wavepp.local_cluster`'s, etcd included, so they end with the
+test whatever happens to it. Every wait is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import grpc.aio
+
+from tests.harness.eventually import eventually
+from wavepp import Admitted, AsyncClient, ClientSecurity, PrefillResult, RetryPolicy, WaveppError
+from wavepp.local_cluster import LocalCluster, LocalPlan
+from wavepp_proto.runtime.channels import open_channel
+from wavepp_proto.v1 import admin_pb2, admin_pb2_grpc
+from wavepp_stage.engine.emulated import expected_first_token
+
+VOCABULARY = 1000
+QUICK = f"emulated:layers=6,vocabulary={VOCABULARY},window=65536"
+SLOW = f"{QUICK},token_us=1000"
+"""One millisecond a token and stage: a request of LONG_TOKENS takes seconds."""
+LONG_TOKENS = 1000
+BLOCK_TOKENS = 16
+PATIENT_MS = 10_000
+"""Silence that means lost, for tests about something else: a busy machine is no dead host."""
+OUTCOME_S = 90.0
+FIGURES = Path(__file__).parents[2] / "bench-results" / "fault.json"
+
+
+def random_prompt(seed: int, tokens: int) -> list[int]:
+    return random.Random(seed).choices(range(VOCABULARY), k=tokens)
+
+
+def answers(result: PrefillResult | WaveppError, prompt: Sequence[int]) -> bool:
+    """Whether a result is what the unsplit model says for `prompt`."""
+    return isinstance(result, PrefillResult) and result.first_token == expected_first_token(prompt, VOCABULARY)
+
+
+class Run:
+    """One request under way."""
+
+    def __init__(self, client: AsyncClient, prompt: Sequence[int], **options: Any) -> None:
+        self.prompt = prompt
+        self.admitted = asyncio.Event()
+        self.ended_at = 0.0
+        self._client, self._options = client, options
+        self.task = asyncio.create_task(self._go())
+
+    async def _go(self) -> PrefillResult | WaveppError:
+        try:
+            async with self._client.stream(self.prompt, **self._options) as stream:
+                async for event in stream:
+                    if isinstance(event, Admitted):
+                        self.admitted.set()
+                return await stream.result()
+        except WaveppError as error:
+            return error
+        finally:
+            self.ended_at = time.monotonic()
+
+    async def outcome(self) -> PrefillResult | WaveppError:
+        async with asyncio.timeout(OUTCOME_S):
+            return await self.task
+
+    async def succeeds(self) -> PrefillResult:
+        """The right answer; AssertionError for anything else."""
+        outcome = await self.outcome()
+        assert answers(outcome, self.prompt), outcome
+        assert isinstance(outcome, PrefillResult)
+        return outcome
+
+
+class Processes:
+    """`async with Processes(tmp_path) as cluster`; at the end nothing may be held on any stage."""
+
+    def __init__(
+        self, folder: Path, model: str = QUICK, *, security: ClientSecurity | None = None, **plan: Any
+    ) -> None:
+        settings: dict[str, Any] = {
+            "engine": "emulated", "stages": 3, "pool_blocks": (512,), "block_tokens": BLOCK_TOKENS,
+            "wave_tokens": 128, "silence_ms": PATIENT_MS, "timeout_s": 90.0, "listen": f"127.0.0.1:{free_port()}",
+        }  # fmt: skip
+        self.local = LocalCluster(LocalPlan(model=model, **{**settings, **plan}), folder / "logs", security)
+        self._security = security or ClientSecurity()
+        self._addresses: dict[str, str] = {}
+
+    async def __aenter__(self) -> Self:
+        status = await self.local.start()
+        self._addresses = {f"stage-{d.key.stage}": d.address for p in status.pipelines for d in p.daemons}
+        self.address = self.local.address
+        # one try: the tests are about what the first one comes to
+        self.client = AsyncClient(self.address, tls=self._security, retry=RetryPolicy(attempts=1), deadline=OUTCOME_S)
+        self._channel = open_channel(self.address, self._security)
+        self._admin = admin_pb2_grpc.AdminStub(self._channel)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                await self.nothing_held()
+        finally:
+            await self.client.close()
+            await self._channel.close(0)
+            await self.local.close()
+
+    # --- processes --------------------------------------------------------------------------------
+
+    def pids(self, *without: str) -> dict[str, int]:
+        """Of controller and stages by name, and of etcd."""
+        assert self.local.etcd is not None
+        pids = {name: child.process.pid for name, child in self.local.children.items()} | {"etcd": self.local.etcd.pid}
+        return {name: pid for name, pid in pids.items() if name not in without}
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        os.kill(self.pids()[name], number)
+
+    async def ended(self, name: str) -> int:
+        """Exit status of a process that is about to end."""
+        async with asyncio.timeout(60):
+            return await self.local.children[name].process.wait()
+
+    async def start_again(self, name: str) -> None:
+        """A new process at the address that the earlier one had."""
+        if name == "controller":
+            await self.local.start_controller()
+        else:
+            await self.local.start_stage(int(name.removeprefix("stage-")), self._addresses[name])
+
+    def set_aside(self, name: str, alias: str) -> None:
+        """Let another process take the name; this one goes on under `alias`."""
+        self.local.children[alias] = self.local.children.pop(name)
+
+    async def start_elsewhere(self, stage: int) -> None:
+        """A process for a stage whose address the earlier one still holds."""
+        await self.local.start_stage(stage)
+
+    def log(self, name: str) -> str:
+        return self.local.children[name].log.read_text(errors="replace")
+
+    # --- what it says -----------------------------------------------------------------------------
+
+    async def pipeline(self) -> admin_pb2.PipelineStatus | None:
+        """The one pipeline, None while the controller does not answer or knows none."""
+        try:
+            status = await self._admin.Status(admin_pb2.StatusRequest(), timeout=5)
+        except grpc.aio.AioRpcError:
+            return None
+        return status.pipelines[0] if status.pipelines else None
+
+    async def serving(self, formation: int) -> admin_pb2.PipelineStatus:
+        """Until the pipeline serves in `formation` or a later one."""
+
+        async def ready() -> admin_pb2.PipelineStatus | None:
+            found = await self.pipeline()
+            return found if found is not None and found.state == "serving" and found.formation >= formation else None
+
+        return await eventually(ready, within=60, about=f"formation {formation} to serve")
+
+    async def formation(self) -> int:
+        """The serving formation's number; 0 for none."""
+        found = await self.pipeline()
+        return found.formation if found is not None and found.state == "serving" else 0
+
+    async def nothing_held(self) -> admin_pb2.AuditResponse:
+        """Until no stage holds anything, its pool is complete, and all stages ran the same rows."""
+        seen: list[object] = []
+
+        async def quiet() -> admin_pb2.AuditResponse | None:
+            try:
+                audit = await self._admin.Audit(admin_pb2.AuditRequest(pipeline="default"), timeout=5)
+            except grpc.aio.AioRpcError as error:
+                audit = None
+                seen.append(error)
+            else:
+                seen.append(audit)
+            return audit if audit is not None and self._is_quiet(audit) else None
+
+        try:
+            return await eventually(quiet, within=30)
+        except AssertionError:
+            raise AssertionError(f"something is still held: {seen[-1]}") from None
+
+    def _is_quiet(self, audit: admin_pb2.AuditResponse) -> bool:
+        daemons = audit.daemons
+        return (
+            len(daemons) == self.local.plan.stages
+            and not audit.findings
+            and not any(d.holds or d.held_blocks or d.quarantined_blocks or d.capacity.escrowed_blocks for d in daemons)
+            and all(d.cached_blocks + d.capacity.free_blocks == d.pool_blocks for d in daemons)
+            and len({(d.last_wave, d.running_hash) for d in daemons}) == 1
+        )
+
+    # --- load -------------------------------------------------------------------------------------
+
+    def run(self, prompt: Sequence[int], **options: Any) -> Run:
+        return Run(self.client, prompt, **options)
+
+    async def running(self, requests: int, tokens: int = LONG_TOKENS, seed: int = 0) -> list[Run]:
+        """That many different requests, each admitted and none finished."""
+        runs = [self.run(random_prompt(seed + number, tokens)) for number in range(requests)]
+        async with asyncio.timeout(30):
+            await asyncio.gather(*(run.admitted.wait() for run in runs))
+        return runs
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port
+
+
+def record_figure(name: str, value: float) -> None:
+    """Add one measured figure (seconds) to the file of figures; nothing asserts it."""
+    FIGURES.parent.mkdir(exist_ok=True)
+    known = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
+    FIGURES.write_text(json.dumps({**known, name: round(value, 4)}, indent=2, sort_keys=True) + "\n")
