@@ -1,0 +1,82 @@
+"""A controller that dies or drains, and an etcd that freezes, while requests run in real processes."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.harness.eventually import eventually
+from tests.harness.processes import BLOCK_TOKENS, LONG_TOKENS, SLOW, Processes, random_prompt, record_figure
+from wavepp.errors import ControllerUnavailable, Draining
+
+pytestmark = pytest.mark.processes
+
+
+async def test_clients_are_told_and_a_new_controller_finds_nothing_held_when_the_controller_is_killed(
+    tmp_path: Path,
+) -> None:
+    """What was published before stays reusable: only holds end with a controller."""
+    async with Processes(tmp_path, SLOW) as cluster:
+        others = cluster.pids("controller")
+        known = random_prompt(77, 10 * BLOCK_TOKENS + 1)
+        await cluster.run(known).succeeds()
+        runs = await cluster.running(3)
+        killed_at = time.monotonic()
+        cluster.signal("controller", signal.SIGKILL)
+        for run in runs:
+            assert isinstance(await run.outcome(), ControllerUnavailable)
+        record_figure("kill_controller_to_last_error_s", max(run.ended_at for run in runs) - killed_at)
+
+        await cluster.ended("controller")
+        await cluster.start_again("controller")
+        await cluster.serving(1)
+        await cluster.nothing_held()
+        assert cluster.pids("controller") == others
+        assert (await cluster.run(known).succeeds()).cached_tokens == 10 * BLOCK_TOKENS
+        await cluster.run(runs[0].prompt).succeeds()
+
+
+async def test_running_requests_finish_and_new_ones_are_refused_when_the_controller_is_told_to_stop(
+    tmp_path: Path,
+) -> None:
+    async with Processes(tmp_path, SLOW) as cluster:
+        others = cluster.pids("controller")
+        runs = await cluster.running(3, tokens=2 * LONG_TOKENS)
+        cluster.signal("controller", signal.SIGTERM)
+
+        async def draining() -> bool:
+            return (await cluster.client.status()).draining
+
+        await eventually(draining)
+        assert isinstance(await cluster.run(random_prompt(9, 20)).outcome(), Draining)
+        for run in runs:
+            await run.succeeds()
+        assert await cluster.ended("controller") == 0
+
+        await cluster.start_again("controller")
+        await cluster.serving(1)
+        assert cluster.pids("controller") == others
+        await cluster.run(random_prompt(9, 20)).succeeds()
+
+
+async def test_every_request_succeeds_when_etcd_freezes_for_a_while(tmp_path: Path) -> None:
+    """Shorter than the leases' life: then a frozen etcd is only slow. Longer ones are test_etcd_membership.py's."""
+    async with Processes(tmp_path, SLOW) as cluster:
+        before = cluster.pids()
+        runs = await cluster.running(2)
+        cluster.signal("etcd", signal.SIGSTOP)
+        try:
+            frozen_until = time.monotonic() + 4
+            seed = 100
+            while time.monotonic() < frozen_until:
+                await cluster.run(random_prompt(seed, 100)).succeeds()
+                seed += 1
+        finally:
+            cluster.signal("etcd", signal.SIGCONT)
+        for run in [*runs, cluster.run(random_prompt(9, 100))]:
+            await run.succeeds()
+        assert await cluster.formation() == 1
+        assert cluster.pids() == before
