@@ -79,7 +79,7 @@ def _first_bad(prompt: Sequence[object]) -> InvalidRequest:
     for index, token in enumerate(prompt):
         if not hasattr(token, "__index__"):
             message = f"token {index} is {token!r}, not an integer"
-            return InvalidRequest(message, field=f"prompt[{index}]", value=repr(token))
+            return InvalidRequest(message, field="prompt", index=index, value=repr(token))
         value = int(token.__index__())
         if not 0 <= value <= MAX_TOKEN_ID:
             return _out_of_range(index, value)
@@ -88,4 +88,4 @@ def _first_bad(prompt: Sequence[object]) -> InvalidRequest:
 
 def _out_of_range(index: int, value: int) -> TokenOutOfRange:
     message = f"token {index} is {value}, ids lie in 0..{MAX_TOKEN_ID}"
-    return TokenOutOfRange(message, field=f"prompt[{index}]", value=value, limit=MAX_TOKEN_ID)
+    return TokenOutOfRange(message, field="prompt", index=index, value=value, limit=MAX_TOKEN_ID)

@@ -63,29 +63,30 @@ async def test_token_is_refused_with_its_index_when_out_of_range(
 ) -> None:
     error = await refusal(controller, prompt)
     assert type(error) is errors.TokenOutOfRange
-    assert error.fields == {"field": f"prompt[{index}]", "value": str(value), "limit": str(BIG - 1)}
+    assert error.fields == {"field": "prompt", "index": str(index), "value": str(value), "limit": str(BIG - 1)}
 
 
 @pytest.mark.parametrize(
-    ("prompt", "field", "value"),
+    ("prompt", "index", "value"),
     [
-        ([1, 2.5], "prompt[1]", "2.5"),
-        ([1, "a"], "prompt[1]", "'a'"),
-        ([[1, 2]], "prompt[0]", "[1, 2]"),
-        (np.array([1.0]), "prompt", "(1,) float64"),
-        (np.ones((1, 4), dtype=np.int32), "prompt", "(1, 4) int32"),
-        (b"\x01\0\0", "prompt", "3"),
-        (7, "prompt", "() int64"),
-        (None, "prompt", "() object"),
+        ([1, 2.5], 1, "2.5"),
+        ([1, "a"], 1, "'a'"),
+        ([[1, 2]], 0, "[1, 2]"),
+        (np.array([1.0]), None, "(1,) float64"),
+        (np.ones((1, 4), dtype=np.int32), None, "(1, 4) int32"),
+        (b"\x01\0\0", None, "3"),
+        (7, None, "() int64"),
+        (None, None, "() object"),
     ],
     ids=["float", "text", "nested", "float-array", "matrix", "half-a-token", "number", "none"],
 )
 async def test_prompt_is_refused_when_it_is_no_row_of_integers(
-    controller: FakeController, prompt: Any, field: str, value: str
+    controller: FakeController, prompt: Any, index: int | None, value: str
 ) -> None:
     error = await refusal(controller, prompt)
     assert type(error) is errors.InvalidRequest
-    assert (error.fields["field"], error.fields["value"]) == (field, value)
+    expected = {"field": "prompt", "value": value} | ({} if index is None else {"index": str(index)})
+    assert {name: error.fields[name] for name in expected} == expected
 
 
 async def test_prompt_is_refused_when_longer_than_the_wire_allows(controller: FakeController) -> None:
