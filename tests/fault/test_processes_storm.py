@@ -68,7 +68,7 @@ async def test_nothing_stays_held_when_requests_are_cancelled_or_late_at_random_
                     waits.append(_late_or_done(cluster.run(prompt)))
         kinds = Counter(await asyncio.gather(*waits))
         assert kinds.total() == REQUESTS
-        assert kinds["finished"] and kinds["cancelled"] and kinds["late"]
+        assert {"finished", "cancelled", "late"} == set(kinds)
         await cluster.nothing_held()
         assert await cluster.formation() == 1
         await cluster.run(shared).succeeds()
