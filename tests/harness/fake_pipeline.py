@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -42,8 +43,9 @@ from wavepp_controller.core.events import (
 from wavepp_controller.core.machine import ControllerMachine
 from wavepp_proto import limits
 from wavepp_proto.digest import checksum, pack_hashes, unpack_hashes
-from wavepp_proto.hashing import hash_blocks, reuse_cap
+from wavepp_proto.hashing import hash_blocks
 from wavepp_proto.terms import (
+    Admitted,
     AnnounceAck,
     CacheGroup,
     Capacity,
@@ -51,6 +53,7 @@ from wavepp_proto.terms import (
     Digest,
     DigestKind,
     Epoch,
+    ErrorInfo,
     Failed,
     Fence,
     Finished,
@@ -66,6 +69,8 @@ from wavepp_proto.terms import (
     PipelineId,
     PrefillEvent,
     PrefillRequest,
+    Progress,
+    Queued,
     Rank,
     RequestId,
     Round,
@@ -84,6 +89,8 @@ BLOCK = 16
 VOCABULARY = 1000
 WINDOW = 100_000
 PIPELINE = PipelineId("p")
+A = TypeVar("A")
+E = TypeVar("E", Queued, Admitted, Progress, Finished, Failed)
 
 
 def tokens(count: int, seed: int = 0) -> bytes:
@@ -91,11 +98,11 @@ def tokens(count: int, seed: int = 0) -> bytes:
     return np.random.default_rng(seed).integers(0, VOCABULARY, count).astype("<i4").tobytes()
 
 
-def request(name: str, count: int, seed: int = 0, **fields: object) -> PrefillRequest:
+def request(name: str, count: int, seed: int = 0, **fields: Any) -> PrefillRequest:
     return replace(PrefillRequest(RequestId(name), tokens(count, seed)), **fields)
 
 
-def record(stage: int, stages: int = 2, incarnation: int = 1, **fields: object) -> MemberRecord:
+def record(stage: int, stages: int = 2, incarnation: int = 1, **fields: Any) -> MemberRecord:
     made = MemberRecord(
         cluster="c",
         key=DaemonKey(PIPELINE, StageIndex(stage), Rank(0)),
@@ -125,6 +132,8 @@ class FakeDaemon:
     hits: dict[str, int] = field(default_factory=dict)
     """Own hit by request id (tokens); 0 for others."""
     announced: set[HoldKey] = field(default_factory=set)
+    over: set[HoldKey] = field(default_factory=set)
+    """Tombstones of releases that came before their announcement."""
     holds: dict[HoldKey, int] = field(default_factory=dict)
     """Endpoint by hold."""
     short: dict[str, int] = field(default_factory=dict)
@@ -140,6 +149,12 @@ class FakeDaemon:
     running: bytes = b""
     rounds: list[Round] = field(default_factory=list)
 
+    def forget(self) -> None:
+        """A formation ended: nothing that was said in it means anything any more."""
+        self.holds.clear()
+        self.announced.clear()
+        self.over.clear()
+
     def capacity(self) -> Capacity:
         return Capacity(self.seq, self.free, 0)
 
@@ -151,8 +166,10 @@ class FakeDaemon:
         self.seq += 1
         for release in asked.releases:
             self.holds.pop(release.key, None)
-            if release.ended:
+            if release.ended and release.key in self.announced:
                 self.announced.discard(release.key)
+            elif release.ended:
+                self.over.add(release.key)
         votes = [self._revise(entry.key, entry.endpoint) for entry in asked.revises]
         votes += [self._prepare(entry.key, entry.candidate) for entry in asked.prepares]
         return Votes(asked.fence, tuple(votes), self.capacity())
@@ -183,7 +200,7 @@ class FakeDaemon:
         faults = []
         for index, row in enumerate(wave.rows):
             if row.key.request_id in self.faults and not void >> index & 1:
-                error = _fault(self.faults[row.key.request_id])
+                error = fault(self.faults[row.key.request_id])
                 faults.append(RowFault(index, error))
                 void |= 1 << index
         results = tuple(
@@ -194,9 +211,7 @@ class FakeDaemon:
         return WaveReport(ordinal_fence, True, void, self.running, StageTimes(compute_us=5), results, tuple(faults))
 
 
-def _fault(reason: str):  # type: ignore[no-untyped-def]
-    from wavepp_proto.terms import ErrorInfo
-
+def fault(reason: str) -> ErrorInfo:
     return ErrorInfo(reason, f"made-up {reason}")
 
 
@@ -229,11 +244,10 @@ class FakePipeline:
     def post(self, event: Event) -> list[Action]:
         """Handle one event, then everything that follows from answering."""
         actions = self._handle(event)
-        while self._queue:
-            self._answer(self._queue.popleft())
+        self._drain()
         return actions
 
-    def submit(self, name: str, count: int, seed: int = 0, **fields: object) -> None:
+    def submit(self, name: str, count: int, seed: int = 0, **fields: Any) -> None:
         self.post(Submit(request(name, count, seed, **fields), self.now))
 
     def cancel(self, name: str) -> None:
@@ -243,10 +257,12 @@ class FakePipeline:
         """Answer what was held back (of one type, or all)."""
         taken = [action for action in self.held if kind is None or isinstance(action, kind)]
         self.held = [action for action in self.held if action not in taken]
-        for action in taken:
-            self._answer(action)
-            while self._queue:
-                self._answer(self._queue.popleft())
+        self._queue.extend(taken)
+        self._drain()
+
+    def _drain(self) -> None:
+        while self._queue:
+            self._answer(self._queue.popleft())
 
     def pass_time(self, seconds: float) -> None:
         """Tick every 50 ms; daemons beat meanwhile."""
@@ -263,7 +279,7 @@ class FakePipeline:
 
     def lose(self, stage: int) -> None:
         plan = self.daemon(stage).plan
-        event = StreamLost(plan.key, plan.fence.incarnation, plan.fence.formation, _fault("STAGE_LOST"), self.now)
+        event = StreamLost(plan.key, plan.fence.incarnation, plan.fence.formation, fault("STAGE_LOST"), self.now)
         self.post(event)
 
     def digest(self, stage: int, hashes: bytes) -> None:
@@ -278,7 +294,7 @@ class FakePipeline:
 
     # --- reading --------------------------------------------------------------------------------
 
-    def of(self, kind: type) -> list[Action]:
+    def of(self, kind: type[A]) -> list[A]:
         return [action for action in self.log if isinstance(action, kind)]
 
     def waves(self) -> list[tuple[Row, ...]]:
@@ -295,7 +311,7 @@ class FakePipeline:
         assert isinstance(outcome, Failed)
         return outcome.error.reason
 
-    def of_request(self, name: str, kind: type) -> list[PrefillEvent]:
+    def of_request(self, name: str, kind: type[E]) -> list[E]:
         return [event for event in self.events if event.request_id == name and isinstance(event, kind)]
 
     def state(self, name: str) -> str:
@@ -337,13 +353,13 @@ class FakePipeline:
             case EndFormation():
                 for key, _ in action.targets:
                     if key in self.daemons:
-                        self.daemons[key].holds.clear()
+                        self.daemons[key].forget()
             case HashPrompt():
                 hashes = hash_blocks(action.scope, action.token_ids, action.block_tokens)
                 self._handle(Hashed(action.request_id, hashes, self.now))
             case AnnounceRequest():
                 for key, fence, _ in action.targets:
-                    if key.stage not in self.deaf:
+                    if key.stage not in self.deaf and action.key not in self.daemons[key].over:
                         self.daemons[key].announced.add(action.key)
                         self._handle(AnnounceAcked(key, AnnounceAck(fence, action.key), self.now))
             case SendRound():
@@ -357,6 +373,7 @@ class FakePipeline:
     def _join(self, plan: JoinPlan) -> None:
         daemon = self.daemons[plan.key]
         daemon.plan, daemon.running = plan, b""
+        daemon.forget()
         if plan.key.stage in self.deaf:
             return
         groups = (CacheGroup.ATTENTION,)
@@ -373,7 +390,3 @@ class FakePipeline:
             )
             void = report.void_bitmap
             self._handle(ReportArrived(key, report, self.now))
-
-
-def cap(count: int) -> int:
-    return reuse_cap(count, BLOCK)

@@ -11,7 +11,6 @@ from wavepp_proto.terms import Admitted, Failed, Finished, LinkKind, Progress, Q
 def test_pipeline_forms_when_every_stage_has_registered() -> None:
     pipeline = FakePipeline(stages=4)
     (formed,) = pipeline.of(FormPipeline)
-    assert isinstance(formed, FormPipeline)
     assert [plan.key.stage for plan in formed.plans] == [0, 1, 2, 3]
     assert {plan.link for plan in formed.plans} == {LinkKind.GLOO}
     assert {plan.link_store for plan in formed.plans} == {"host0:2"}
@@ -41,7 +40,6 @@ def test_only_the_first_stage_is_sent_tokens_when_no_engine_needs_them() -> None
     pipeline = FakePipeline(stages=3)
     pipeline.submit("a", 40)
     (announced,) = pipeline.of(AnnounceRequest)
-    assert isinstance(announced, AnnounceRequest)
     assert [with_tokens for _, _, with_tokens in announced.targets] == [True, False, False]
     assert len(announced.block_hashes) == 2 * 32
 
@@ -55,10 +53,8 @@ def test_chunks_cover_the_suffix_when_every_stage_holds_the_prefix() -> None:
         pipeline.daemon(stage).hits["a"] = 96
     pipeline.submit("a", 100)
     (hashed,) = pipeline.of(HashPrompt)
-    assert isinstance(hashed, HashPrompt)
     assert hashed.scope == scope
     (admitted,) = pipeline.of_request("a", Admitted)
-    assert isinstance(admitted, Admitted)
     assert (admitted.candidate, admitted.endpoint, admitted.limiting_stage, admitted.rounds) == (96, 96, None, 1)
     assert [(r.start, r.length) for rows in pipeline.waves() for r in rows] == [(96, 4)]
 
@@ -71,10 +67,9 @@ def test_stage_with_the_smallest_hit_limits_when_hits_differ() -> None:
         pipeline.daemon(stage).hits["a"] = hit
     pipeline.submit("a", 100)
     (admitted,) = pipeline.of_request("a", Admitted)
-    assert isinstance(admitted, Admitted)
     assert (admitted.candidate, admitted.endpoint, admitted.limiting_stage) == (96, 48, 1)
     assert (admitted.best_stage_hit, admitted.rounds) == (96, 2)
-    revised = [a for a in pipeline.of(SendRound) if isinstance(a, SendRound) and a.round.revises]
+    revised = [a for a in pipeline.of(SendRound) if a.round.revises]
     assert [(a.key.stage, a.round.revises[0].endpoint) for a in revised] == [(0, 48), (1, 48), (2, 48)]
 
 

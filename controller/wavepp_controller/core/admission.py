@@ -11,8 +11,6 @@ first waits for capacity nothing behind it is prepared. Does not own wires (`rou
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from wavepp_controller.core import traced
@@ -21,13 +19,14 @@ from wavepp_controller.core.config import ControllerConfig
 from wavepp_controller.core.formation import PipelineFormation
 from wavepp_controller.core.index import ReuseIndex
 from wavepp_controller.core.outbox import Outbox
+from wavepp_controller.core.ready import ReadyOrder, room
 from wavepp_controller.core.reconcile import Agreed, GiveUp, Lower, decide, held_after
 from wavepp_controller.core.request import Request, Shortage
 from wavepp_controller.core.request_table import RequestInput, RequestState
 from wavepp_controller.core.rounds import Entries, OpenRound, RoundBook
 from wavepp_proto import limits
 from wavepp_proto.errors import InternalError
-from wavepp_proto.terms import Capacity, DaemonKey, HoldKey, Prepare, Release, Revise, Votes
+from wavepp_proto.terms import DaemonKey, Prepare, Release, Revise, Votes
 
 
 @dataclass(slots=True)
@@ -39,11 +38,6 @@ class Resolved:
     """Some daemon does not know them: to be announced again, under the next attempt."""
     stuck: list[tuple[Request, InternalError]] = field(default_factory=list)
     """Reconciling them made no progress: a daemon breaks the protocol."""
-
-
-def room(capacity: Capacity) -> int:
-    """Blocks that an escrow could still be backed with."""
-    return capacity.free_blocks + capacity.evictable_blocks - capacity.escrowed_blocks
 
 
 class Admission:
@@ -58,8 +52,7 @@ class Admission:
         self._formation, self._index, self._rounds = formation, index, rounds
         self._config, self._out = config, out
         self._retry_s = config.capacity_retry_ms / 1e3
-        self.ready: list[Request] = []
-        """HINTED and WAITING, first come first served."""
+        self.ready = ReadyOrder(formation.daemons)
         self.holders: dict[str, Request] = {}
         """PREPARING, ADMITTED and RUNNING, by request id; at most `lanes`."""
         self._releases: list[Release] = []
@@ -70,30 +63,22 @@ class Admission:
 
     def next_deadline(self) -> float | None:
         """When something here must be looked at again without any event."""
-        if self._rounds.open is not None:
-            return self._rounds.open.deadline
-        head = self.ready[0] if self.ready else None
-        return head.current.retry_at if head is not None and head.state is RequestState.WAITING else None
+        return self.ready.next_retry() if self._rounds.open is None else self._rounds.open.deadline
 
     def enter(self, request: Request, now: float) -> None:
         """A request is hashed and announced everywhere: hint it and give it its place."""
         self._hint(request, now)
-        insort(self.ready, request, key=_place)
+        self.ready.add(request)
 
     def release(self, request: Request, *, ended: bool = True) -> None:
         """Let go of the request on every daemon, whatever it holds there, in whichever state it is.
 
         Unless `ended`, daemons keep its announcement: it will be prepared again.
         """
-        if request in self.ready:
-            self.ready.remove(request)
+        self.ready.discard(request)
         self.holders.pop(request.id, None)
         if request.current.announced:
             self._releases.append(Release(request.key, request.current.last_wave, ended))
-
-    def settle(self, keys: Iterable[HoldKey]) -> None:
-        """Daemons may still remember these, which ended while no formation could tell them."""
-        self._releases += [Release(key, ended=True) for key in keys]
 
     def votes(self, key: DaemonKey, votes: Votes, now: float) -> Resolved:
         """Take one daemon's votes; decides once all are there."""
@@ -147,9 +132,10 @@ class Admission:
         if self._releases:
             findings.append("releases were not sent")
         idle = opened is None and not self.holders and not self._formation.draining
-        if idle and self.ready and self.ready[0].state is RequestState.HINTED:
+        if idle and (head := self.ready.head) is not None and head.state is RequestState.HINTED:
             findings.append("something is ready, nothing runs, and no round was begun")
-        if [_place(request) for request in self.ready] != sorted(_place(request) for request in self.ready):
+        places = [request.place for request in self.ready]
+        if places != sorted(set(places)):
             findings.append("the ready order is not first come first served")
         return findings
 
@@ -160,12 +146,11 @@ class Admission:
         chosen: list[Request] = []
         if self._formation.draining:
             return chosen
-        while self.ready and len(chosen) < entries and len(self.holders) < self._config.lanes:
-            head = self.ready[0]
-            retried = head.state is RequestState.WAITING
-            if retried and not self._due(head, now):
+        while len(chosen) < entries and len(self.holders) < self._config.lanes:
+            head = self.ready.take(now)
+            if head is None:
                 break
-            self.ready.pop(0)
+            retried = head.state is RequestState.WAITING
             self._hint(head, now)
             head.current.begin_rounds(now)
             head.advance(RequestInput.PREPARE, now)
@@ -199,18 +184,6 @@ class Admission:
         tokens = self._index.hint_blocks(request.chain) * request.block_tokens
         request.current.candidate = min(tokens, request.cap)
         traced.hinted(request, now)
-
-    def _due(self, request: Request, now: float) -> bool:
-        """A later capacity of every short daemon covers what was missing, or the timer ran out."""
-        if now >= request.current.retry_at:
-            return True
-        shortages = request.current.shortages
-        return bool(shortages) and all(
-            (capacity := self._formation.daemons[key].capacity) is not None
-            and capacity.seq > shortage.seq
-            and room(capacity) >= shortage.wanted_blocks
-            for key, shortage in shortages.items()
-        )
 
     # --- resolving a round ----------------------------------------------------------------------
 
@@ -268,13 +241,7 @@ class Admission:
         self.release(request, ended=False)
         request.advance(given, now)
         request.current.retry_at = now + self._retry_s
-        insort(self.ready, request, key=_place)
-
-
-def _place(request: Request) -> int:
-    if request.ready_number is None:
-        raise InternalError(f"request {request.id} is ready without a place", field="ready_number")
-    return request.ready_number
+        self.ready.add(request)
 
 
 def _preparing(done: OpenRound) -> list[Request]:

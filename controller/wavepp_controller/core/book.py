@@ -15,10 +15,11 @@ from wavepp_controller.core import phases, traced
 from wavepp_controller.core.events import Emit
 from wavepp_controller.core.outbox import Outbox
 from wavepp_controller.core.reconcile import limiting_stage
-from wavepp_controller.core.request import Request
+from wavepp_controller.core.request import NO_PLACE, Request
 from wavepp_controller.core.request_table import RequestInput
+from wavepp_proto import limits
 from wavepp_proto.errors import WaveppError
-from wavepp_proto.terms import Admitted, Failed, Finished, PipelineId, RequestId, RowResult
+from wavepp_proto.terms import Admitted, Attempt, Failed, Finished, PipelineId, RequestId, RowResult
 
 COMPACT_AT = 1024
 """Deadlines of ended requests are dropped once there are this many more than living ones."""
@@ -36,12 +37,15 @@ class RequestBook:
     _deadlines: list[tuple[float, RequestId]] = field(default_factory=list)
     """Heap; holds no request, so that what ended can go at once."""
     _places: int = 0
+    _past: dict[RequestId, Attempt] = field(default_factory=dict)
+    """Last announced attempt of ids that ended; bounded like the daemons' tombstones."""
 
     def __iter__(self) -> Iterator[Request]:
         return iter(list(self.living.values()))
 
     def accept(self, request: Request, now: float) -> None:
         request.advance(RequestInput.ACCEPT, now)
+        request.attempt = Attempt(self._past.get(request.id, 0) + 1)
         self.living[request.id] = request
         self.wait(request)
         heappush(self._deadlines, (request.deadline, request.id))
@@ -57,8 +61,8 @@ class RequestBook:
 
     def ready(self, request: Request) -> None:
         """Give it its place in first-come order, for good."""
-        if request.ready_number is None:
-            request.ready_number = self._places
+        if request.place == NO_PLACE:
+            request.place = self._places
             self._places += 1
 
     def admitted(self, request: Request, now: float) -> None:
@@ -115,6 +119,23 @@ class RequestBook:
         self._forget(request)
         self.out.send(Emit(Failed(request.id, error.info())))
 
+    def outlive(self, request: Request, cause: WaveppError, attempts: int, now: float) -> None:
+        """Its formation ended: it fails if it held cache and has no attempt left, else it queues again."""
+        request.unserved_since = now
+        if not request.holding:
+            request.requeue()
+            request.advance(RequestInput.NEW_FORMATION, now)
+            return
+        request.losses += 1
+        if request.losses >= attempts:
+            self.fail(request, RequestInput.FAIL, cause, now)
+            return
+        self.out.count("readmitted")
+        self.wait(request)
+        request.start_over()
+        request.phases.restart(now)
+        request.advance(RequestInput.READMIT, now)
+
     def expired(self, now: float) -> list[Request]:
         """Living requests whose deadline has passed."""
         found = []
@@ -151,3 +172,9 @@ class RequestBook:
     def _forget(self, request: Request) -> None:
         self._stop_waiting(request)
         del self.living[request.id]
+        if request.current.announced or request.attempt > 1:
+            # A new life of this id must not be taken for this one, by tombstones or by waves still in flight.
+            self._past.pop(request.id, None)
+            self._past[request.id] = request.attempt
+            if len(self._past) > limits.MAX_TOMBSTONES:
+                del self._past[next(iter(self._past))]

@@ -50,7 +50,7 @@ class Execution:
 
     def admit(self, request: Request) -> None:
         self.running[request.key] = request
-        insort(self.lanes, request, key=_place)
+        insort(self.lanes, request, key=lambda one: one.place)
 
     def withdraw(self, request: Request) -> None:
         """The request ended: chunks already sent are executed, nothing more is scheduled."""
@@ -166,7 +166,3 @@ class Execution:
                     ),
                 )
             )
-
-
-def _place(request: Request) -> int:
-    return request.ready_number if request.ready_number is not None else 0

@@ -44,8 +44,8 @@ class Daemon:
     digest_at: float | None = None
     draining: bool = False
     """It wants to leave: nothing new is admitted, and the formation ends when nothing is held."""
-    resync_asked: float | None = None
-    """When a fresh snapshot was asked for; None while none is awaited."""
+    snapshot_due: float | None = None
+    """When to ask (again) for a snapshot that is awaited; None while none is."""
     waves_done: int = 0
     times: StageTimes = StageTimes()
     """Sums since the formation began."""

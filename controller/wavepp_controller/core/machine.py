@@ -8,6 +8,7 @@ for when to tick, `status` for operators, and `check` in tests. Nothing here wai
 from __future__ import annotations
 
 from wavepp_controller.core.config import ControllerConfig
+from wavepp_controller.core.door import RETRY_AFTER_MS, judge
 from wavepp_controller.core.events import (
     Action,
     AnnounceAcked,
@@ -42,15 +43,13 @@ from wavepp_controller.core.request import Request
 from wavepp_controller.core.request_table import RequestInput
 from wavepp_controller.core.snapshot import snapshot
 from wavepp_controller.core.status import ControllerStatus
-from wavepp_controller.core.verdicts import PipelineFacts, check_against, check_request
+from wavepp_controller.core.verdicts import PipelineFacts
 from wavepp_proto.errors import (
     Cancelled,
     ControllerUnavailable,
     Draining,
     DuplicateRequest,
     InternalError,
-    PipelineUnavailable,
-    QueueFull,
     UnknownPipeline,
     WaveppError,
 )
@@ -59,7 +58,6 @@ from wavepp_proto.terms import DaemonKey, Epoch, Failed, PipelineId, PrefillRequ
 
 PAUSE_S = 0.2
 """The shell ticks every 50 ms; after a longer gap it was the controller that slept, not a daemon."""
-RETRY_AFTER_MS = 1000
 FromDaemon = (
     Joined | JoinFailed | StreamLost | AnnounceAcked | VotesArrived | DigestArrived | ReportArrived | BeatArrived
 )
@@ -136,57 +134,19 @@ class ControllerMachine:
             self._out.send(RefuseSubmit(request.request_id, error.info()))
             return
         try:
-            pipeline, facts = self._judge(request)
+            self._check_open()
+            pipeline, facts = judge(request, self.pipelines, self.config)
         except WaveppError as error:
             self._reject(error)
             self._out.send(Emit(Failed(request.request_id, error.info())))
             return
         self._accept(request, pipeline, facts, event.now)
 
-    def _judge(self, request: PrefillRequest) -> tuple[PipelineMachine, PipelineFacts]:
-        """Where the request goes; raises the verdict if nowhere."""
+    def _check_open(self) -> None:
         if self.epoch is None:
             raise ControllerUnavailable("this controller does not lead", retry_after_ms=RETRY_AFTER_MS)
         if self.draining:
             raise Draining("this controller takes no new requests", retry_after_ms=RETRY_AFTER_MS)
-        check_request(request)
-        pipeline = self._route(request.pipeline)
-        facts = pipeline.forming.facts
-        if facts is None:
-            raise PipelineUnavailable(
-                f"pipeline {pipeline.id} has no members", pipeline=pipeline.id, retry_after_ms=RETRY_AFTER_MS
-            )
-        check_against(request, facts)
-        self._check_room(request)
-        return pipeline, facts
-
-    def _route(self, named: PipelineId | None) -> PipelineMachine:
-        """The named pipeline; else of those that serve (or, failing that, exist) the one with fewest queued."""
-        if named is not None:
-            if named not in self.pipelines:
-                raise UnknownPipeline(f"no pipeline {named}", field="pipeline", value=named)
-            return self.pipelines[named]
-        if not self.pipelines:
-            raise PipelineUnavailable("no stage daemon has registered", retry_after_ms=RETRY_AFTER_MS)
-        serving = [pipeline for pipeline in self.pipelines.values() if pipeline.serving]
-        return min(serving or self.pipelines.values(), key=lambda pipeline: (len(pipeline.book.waiting), pipeline.id))
-
-    def _check_room(self, request: PrefillRequest) -> None:
-        books = [pipeline.book for pipeline in self.pipelines.values()]
-        requests = sum(len(book.waiting) for book in books)
-        tokens = sum(book.waiting_tokens for book in books)
-        for name, value, limit in (
-            ("queued_requests", requests + 1, self.config.max_queued_requests),
-            ("queued_tokens", tokens + request.prompt_tokens, self.config.max_queued_tokens),
-        ):
-            if value > limit:
-                raise QueueFull(
-                    f"{name} would be {value}, at most {limit} may wait",
-                    field=name,
-                    value=value,
-                    limit=limit,
-                    retry_after_ms=RETRY_AFTER_MS,
-                )
 
     def _accept(self, prefill: PrefillRequest, pipeline: PipelineMachine, facts: PipelineFacts, now: float) -> None:
         deadline_ms = prefill.deadline_ms or self.config.default_deadline_ms
@@ -239,6 +199,8 @@ class ControllerMachine:
             if known is not None:
                 standing = known.forming.standing(event.key, event.incarnation)
                 known.forming.members.gone(event.key, event.incarnation, standing=standing)
+                if not standing:
+                    known.forming.members_changed(event.now)
                 known.consider(event.now)
             return
         pipeline = self._pipeline(event.record.key, event.now)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from wavepp_controller.core import causes, digests
 from wavepp_controller.core.book import RequestBook
 from wavepp_controller.core.config import ControllerConfig
 from wavepp_controller.core.events import (
@@ -25,7 +26,6 @@ from wavepp_controller.core.events import (
     ReportArrived,
     StreamLost,
     VotesArrived,
-    WatchAgain,
 )
 from wavepp_controller.core.formation import Daemon, PipelineFormation
 from wavepp_controller.core.forming import Forming
@@ -34,22 +34,16 @@ from wavepp_controller.core.outbox import Outbox
 from wavepp_controller.core.request import Request
 from wavepp_controller.core.request_table import RequestInput, RequestState
 from wavepp_controller.core.service import Service
-from wavepp_proto import limits
-from wavepp_proto.digest import Verdict
 from wavepp_proto.errors import (
-    DeadlineExpired,
     FormationEnded,
     InternalError,
-    PipelineUnavailable,
     StageLost,
     StaleMessage,
     WaveppError,
     from_info,
 )
-from wavepp_proto.terms import DaemonKey, Epoch, ErrorInfo, Fence, HoldKey, PipelineId, RoundOrdinal, WaveReport
+from wavepp_proto.terms import DaemonKey, Epoch, Fence, PipelineId, RoundOrdinal
 
-RESYNC_S = 1.0
-"""Pause before a snapshot that makes no progress is asked for again."""
 STALL_S = 5.0
 """Longer than any retry for room takes when nothing is held: from then on the controller is not ready."""
 SWEEP_SHARDS = 4
@@ -64,8 +58,6 @@ class PipelineMachine:
         self.index = ReuseIndex()
         self.service: Service | None = None
         self.stalled_since: float | None = None
-        self._owed: list[HoldKey] = []
-        """Announced, and ended or replaced while no formation could tell the daemons."""
 
     @property
     def serving(self) -> bool:
@@ -85,7 +77,6 @@ class PipelineMachine:
 
     def lead(self, epoch: Epoch, now: float) -> None:
         self.forming.lead(epoch, now)
-        self._owed = []
         self.consider(now)
 
     def stand_down(self, error: WaveppError, now: float) -> None:
@@ -98,17 +89,13 @@ class PipelineMachine:
 
     def consider(self, now: float) -> None:
         formation = self.forming.consider(now)
-        if formation is None:
-            return
-        for key, daemon in formation.daemons.items():
-            bound = daemon.plan.pool_blocks + daemon.plan.host_pool_blocks
-            self.index.attach(key, daemon.record.incarnation, bound * len(daemon.record.groups))
+        if formation is not None:
+            digests.attach(self.index, formation)
 
     def joined(self, event: Joined) -> None:
         daemon = self._daemon(event.key, event.reply.fence)
         formation = self.forming.present
-        if daemon is None or formation is None or formation.serving or daemon.reply is not None:
-            self._out.count("stale_messages")
+        if daemon is None or formation is None or daemon.reply is not None:
             return
         if formation.joined(daemon, event.reply, event.now):
             self._serve(formation, event.now)
@@ -127,12 +114,14 @@ class PipelineMachine:
         if formation is None or event.formation != formation.number or event.key not in formation.daemons:
             self._out.count("stale_messages")
             return
-        self._lose(formation.daemons[event.key], event.error.message, event.now)
+        unreachable = event.error.reason == StageLost.reason
+        self._lose(formation.daemons[event.key], event.error.message, event.now, hold=unreachable)
 
     def reform(self, event: ReformAsked) -> None:
         """Raises what `Forming.reform` raises; else the pipeline forms again at once."""
         self.forming.reform(event)
-        self.end_formation(FormationEnded("an operator asked for another shape", pipeline=self.id), event.now)
+        if self.forming.present is not None:
+            self.end_formation(FormationEnded("an operator asked for another shape", pipeline=self.id), event.now)
         self.forming.hurry(event.now)
         self.consider(event.now)
 
@@ -141,7 +130,7 @@ class PipelineMachine:
         rounds = self._drop_service()
         self.forming.end(cause, now, rounds)
         for request in self.book:
-            self._outlive(request, cause, now)
+            self.book.outlive(request, cause, self._config.attempts, now)
         self.consider(now)
 
     # --- requests -------------------------------------------------------------------------------
@@ -158,7 +147,6 @@ class PipelineMachine:
         """End a living request, in whichever state, and let go of it everywhere."""
         service = self.service
         if service is None:
-            self._owe(request)
             self.book.fail(request, given, error, now)
         else:
             self._guarded(lambda: service.end(request, given, error, now), now)
@@ -192,7 +180,7 @@ class PipelineMachine:
             return
         daemon.last_heard = event.now
         if not event.report.done:
-            self.end_formation(_failed_report(event.key, event.report), event.now)
+            self.end_formation(causes.failed_report(event.key, event.report), event.now)
             return
         self.forming.worked()
         self._guarded(lambda: service.report(event.key, event.report, event.now), event.now)
@@ -203,16 +191,7 @@ class PipelineMachine:
         if daemon is None or daemon.record.incarnation != event.digest.incarnation:
             self._out.count("stale_messages")
             return
-        daemon.digest_at = event.now
-        daemon.has(event.digest.capacity)
-        match self.index.apply(event.key, event.digest):
-            case Verdict.RESYNC:
-                self._out.count("digest_resyncs")
-                self._ask_snapshot(daemon, event.now)
-            case Verdict.MORE:
-                daemon.resync_asked = event.now
-            case Verdict.REPLACE:
-                daemon.resync_asked = None
+        digests.read(self.index, daemon, event.digest, event.now, self._out)
         self._guarded(_nothing, event.now)
 
     # --- time -----------------------------------------------------------------------------------
@@ -223,7 +202,7 @@ class PipelineMachine:
         self._check_formation(now, pause)
         for request in self.book.expired(now):
             if request.living:  # ending one may have ended the formation, and others with it
-                self.end(request, RequestInput.EXPIRE, _late(request), now)
+                self.end(request, RequestInput.EXPIRE, causes.late(request), now)
         service = self.service
         if service is not None:
             self._guarded(lambda: service.expire(now), now)
@@ -277,13 +256,10 @@ class PipelineMachine:
         facts, rounds = self.forming.serve(formation)
         service = Service(formation, facts, self.book, self.index, rounds, self._config, self._out, now)
         self.service = service
-        owed, self._owed = self._owed, []
-        for daemon in formation.daemons.values():
-            if not self.index.in_sync(daemon.key):
-                daemon.resync_asked = now
+        digests.expect(self.index, formation, now)
         for request in self.book:
             service.announce(request, now)
-        self._guarded(lambda: service.admission.settle(owed), now)
+        self._guarded(_nothing, now)
 
     def _drop_service(self) -> dict[DaemonKey, RoundOrdinal]:
         rounds = self.service.next_rounds if self.service is not None else {}
@@ -293,39 +269,11 @@ class PipelineMachine:
             self.index.detach(key)
         return rounds
 
-    def _outlive(self, request: Request, cause: WaveppError, now: float) -> None:
-        request.unserved_since = now
-        if not request.holding:
-            request.requeue()
-            request.advance(RequestInput.NEW_FORMATION, now)
-            return
-        self._owe(request)
-        request.losses += 1
-        if request.losses >= self._config.attempts:
-            self.book.fail(request, RequestInput.FAIL, cause, now)
-            return
-        self._out.count("readmitted")
-        self.book.wait(request)
-        request.start_over()
-        request.phases.restart(now)
-        request.advance(RequestInput.READMIT, now)
-
-    def _owe(self, request: Request) -> None:
-        if request.current.announced:
-            self._owed = [*self._owed[-limits.MAX_TOMBSTONES :], request.key]
-
-    def _lose(self, daemon: Daemon, why: str, now: float) -> None:
-        key, incarnation = daemon.key, daemon.record.incarnation
-        self.forming.lost(key, incarnation, now, hold=True)
+    def _lose(self, daemon: Daemon, why: str, now: float, *, hold: bool = True) -> None:
+        """With `hold`, the incarnation is left out of formations until it must be alive."""
+        self.forming.lost(daemon.key, daemon.record.incarnation, now, hold=hold)
         self._out.count("stages_lost")
-        error = StageLost(
-            f"stage {key.stage} of {key.pipeline} was lost: {why}",
-            pipeline=key.pipeline,
-            stage=key.stage,
-            rank=key.rank,
-            incarnation=incarnation,
-        )
-        self.end_formation(error, now)
+        self.end_formation(causes.stage_lost(daemon, why), now)
 
     def _check_formation(self, now: float, pause: float) -> None:
         formation = self.forming.present
@@ -340,9 +288,7 @@ class PipelineMachine:
         if silent is not None:
             self._lose(silent, f"silent for {now - silent.last_heard:.2f} s", now)
             return
-        for daemon in formation.daemons.values():
-            if daemon.resync_asked is not None and now - daemon.resync_asked > RESYNC_S:
-                self._ask_snapshot(daemon, now)
+        digests.tick(formation, now, self._out)
 
     def _let_go(self, now: float) -> None:
         """A daemon that wants to leave may, once nothing is held: the pipeline waits for another."""
@@ -352,30 +298,14 @@ class PipelineMachine:
         leaving = [daemon for daemon in formation.daemons.values() if daemon.draining]
         for daemon in leaving:
             self.forming.lost(daemon.key, daemon.record.incarnation, now, hold=True)
-        stages = " ".join(str(daemon.key.stage) for daemon in leaving)
-        self.end_formation(FormationEnded(f"stage {stages} of {self.id} drained", stages=stages), now)
-
-    def _ask_snapshot(self, daemon: Daemon, now: float) -> None:
-        if daemon.reply is None or (daemon.resync_asked is not None and now - daemon.resync_asked <= RESYNC_S):
-            return
-        daemon.resync_asked = now
-        self._out.send(WatchAgain(daemon.key, daemon.fence()))
+        self.end_formation(causes.drained(self.id, leaving), now)
 
     def _give_up_waiting(self, now: float) -> None:
-        roster = self.forming.roster(now)
-        missing = " ".join(str(key.stage) for key in roster.missing)
+        patience = self._config.pipeline_wait_ms / 1e3
         for request in self.book:
-            if now - request.unserved_since <= self._config.pipeline_wait_ms / 1e3:
-                continue
-            error = PipelineUnavailable(
-                f"pipeline {self.id} did not serve within {self._config.pipeline_wait_ms} ms"
-                + (f", missing stages: {missing}" if missing else ""),
-                pipeline=self.id,
-                missing_stages=missing,
-                limit=self._config.pipeline_wait_ms,
-                retry_after_ms=self._config.reform_backoff_max_ms,
-            )
-            self.book.fail(request, RequestInput.FAIL, error, now)
+            if now - request.unserved_since > patience:
+                missing = self.forming.roster(now).missing
+                self.end(request, RequestInput.FAIL, causes.unserved(self.id, missing, self._config), now)
 
     def _watch_stall(self, now: float) -> None:
         if self.service is None or not self.service.stalled:
@@ -386,24 +316,3 @@ class PipelineMachine:
 
 def _nothing() -> None:
     """An event that only makes something else possible."""
-
-
-def _late(request: Request) -> DeadlineExpired:
-    waited = int((request.deadline - request.arrived) * 1e3)
-    return DeadlineExpired(
-        f"request {request.id} was {request.state.value} when its {waited} ms were over",
-        field="deadline_ms",
-        limit=waited,
-        state=request.state.value,
-    )
-
-
-def _failed_report(key: DaemonKey, report: WaveReport) -> FormationEnded:
-    cause = report.error or ErrorInfo("UNKNOWN", "the daemon gave no cause")
-    return FormationEnded(
-        f"stage {key.stage} of {key.pipeline} failed wave {report.fence.ordinal}: {cause.message}",
-        pipeline=key.pipeline,
-        stage=key.stage,
-        wave=report.fence.ordinal,
-        cause=cause.reason,
-    )

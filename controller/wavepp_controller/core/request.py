@@ -19,6 +19,7 @@ from wavepp_proto.terms import Attempt, DaemonKey, HoldKey, PrefillRequest, Requ
 
 STORY_LINES = 64
 FIRST_ATTEMPT = Attempt(1)
+NO_PLACE = -1
 
 
 @dataclass(slots=True)
@@ -116,8 +117,8 @@ class Request:
     """Packed 32-byte hashes of the full blocks."""
     chain: Hashes | None = None
     """Their short forms, shape [full blocks], a strided view of `hashes`."""
-    ready_number: int | None = None
-    """Place in first-come order, given when it first became ready."""
+    place: int = NO_PLACE
+    """In first-come order, given when it first became ready."""
     current: Try = field(default_factory=Try)
     story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_LINES))
 
@@ -162,8 +163,8 @@ class Request:
         self.phases.enter(self._phase(), now)
 
     def requeue(self) -> None:
-        """Its formation ended while it held nothing: what daemons were told of it stays true."""
-        self.current = Try(announced=self.current.announced)
+        """Its formation ended while it held nothing, and daemons forgot what was announced."""
+        self.current = Try()
 
     def start_over(self) -> None:
         """Begin the next attempt: whatever belongs to this one is never mentioned again."""

@@ -1,0 +1,63 @@
+"""Why requests and formations of a pipeline end, as typed errors that name stage, value and limit.
+
+Owns wording and fields only; `pipeline` decides when they apply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from wavepp_controller.core.config import ControllerConfig
+from wavepp_controller.core.formation import Daemon
+from wavepp_controller.core.request import Request
+from wavepp_proto.errors import DeadlineExpired, FormationEnded, PipelineUnavailable, StageLost
+from wavepp_proto.terms import DaemonKey, ErrorInfo, PipelineId, WaveReport
+
+
+def stage_lost(daemon: Daemon, why: str) -> StageLost:
+    key = daemon.key
+    return StageLost(
+        f"stage {key.stage} of {key.pipeline} was lost: {why}",
+        pipeline=key.pipeline,
+        stage=key.stage,
+        rank=key.rank,
+        incarnation=daemon.record.incarnation,
+    )
+
+
+def failed_report(key: DaemonKey, report: WaveReport) -> FormationEnded:
+    cause = report.error or ErrorInfo("UNKNOWN", "the daemon gave no cause")
+    return FormationEnded(
+        f"stage {key.stage} of {key.pipeline} failed wave {report.fence.ordinal}: {cause.message}",
+        pipeline=key.pipeline,
+        stage=key.stage,
+        wave=report.fence.ordinal,
+        cause=cause.reason,
+    )
+
+
+def drained(pipeline: PipelineId, leaving: Iterable[Daemon]) -> FormationEnded:
+    stages = " ".join(str(daemon.key.stage) for daemon in leaving)
+    return FormationEnded(f"stage {stages} of {pipeline} drained", pipeline=pipeline, stages=stages)
+
+
+def late(request: Request) -> DeadlineExpired:
+    allowed = round((request.deadline - request.arrived) * 1e3)
+    return DeadlineExpired(
+        f"request {request.id} was {request.state.value} when its {allowed} ms were over",
+        field="deadline_ms",
+        limit=allowed,
+        state=request.state.value,
+    )
+
+
+def unserved(pipeline: PipelineId, missing: Iterable[DaemonKey], config: ControllerConfig) -> PipelineUnavailable:
+    stages = " ".join(str(key.stage) for key in missing)
+    return PipelineUnavailable(
+        f"pipeline {pipeline} did not serve within {config.pipeline_wait_ms} ms"
+        + (f", missing stages: {stages}" if stages else ""),
+        pipeline=pipeline,
+        missing_stages=stages or None,
+        limit=config.pipeline_wait_ms,
+        retry_after_ms=config.reform_backoff_max_ms,
+    )

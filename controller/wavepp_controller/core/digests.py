@@ -1,0 +1,60 @@
+"""Listening to the digests of one formation (DESIGN.md section 5).
+
+Owns when a fresh snapshot is asked for: once after a gap or mismatch, and again only if none makes
+progress. What a digest says goes into the `index`; a daemon that is out of step counts as empty there.
+"""
+
+from __future__ import annotations
+
+from wavepp_controller.core.events import WatchAgain
+from wavepp_controller.core.formation import Daemon, PipelineFormation
+from wavepp_controller.core.index import ReuseIndex
+from wavepp_controller.core.outbox import Outbox
+from wavepp_proto.digest import Verdict
+from wavepp_proto.terms import Digest
+
+RESYNC_S = 1.0
+"""Pause before a snapshot that makes no progress is asked for again."""
+
+
+def attach(index: ReuseIndex, formation: PipelineFormation) -> None:
+    """Begin with every daemon empty: a formation's streams open with a snapshot each."""
+    for key, daemon in formation.daemons.items():
+        pools = daemon.plan.pool_blocks + daemon.plan.host_pool_blocks
+        index.attach(key, daemon.record.incarnation, pools * max(1, len(daemon.record.groups)))
+
+
+def expect(index: ReuseIndex, formation: PipelineFormation, now: float) -> None:
+    """The formation serves: a first snapshot that does not come is asked for in a while."""
+    for daemon in formation.daemons.values():
+        if not index.in_sync(daemon.key):
+            daemon.snapshot_due = now + RESYNC_S
+
+
+def read(index: ReuseIndex, daemon: Daemon, digest: Digest, now: float, out: Outbox) -> None:
+    daemon.digest_at = now
+    daemon.has(digest.capacity)
+    match index.apply(daemon.key, digest):
+        case Verdict.RESYNC:
+            out.count("digest_resyncs")
+            _ask(daemon, now, out)
+        case Verdict.MORE:
+            daemon.snapshot_due = now + RESYNC_S
+        case Verdict.REPLACE:
+            daemon.snapshot_due = None
+        case Verdict.APPLY | Verdict.IGNORE:
+            pass
+
+
+def tick(formation: PipelineFormation, now: float, out: Outbox) -> None:
+    for daemon in formation.daemons.values():
+        if daemon.snapshot_due is not None:
+            _ask(daemon, now, out)
+
+
+def _ask(daemon: Daemon, now: float, out: Outbox) -> None:
+    """Ask unless a snapshot is on its way; before Join is answered there is no stream to ask on."""
+    if daemon.reply is None or (daemon.snapshot_due is not None and now < daemon.snapshot_due):
+        return
+    daemon.snapshot_due = now + RESYNC_S
+    out.send(WatchAgain(daemon.key, daemon.fence()))

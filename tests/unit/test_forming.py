@@ -1,0 +1,341 @@
+"""Forming a pipeline: who fits, who is refused by name, and how it is tried again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tests.harness.fake_pipeline import PIPELINE, FakePipeline, fault, record
+from wavepp_controller.core.config import ControllerConfig
+from wavepp_controller.core.events import (
+    EndFormation,
+    FormPipeline,
+    JoinFailed,
+    LeadershipWon,
+    MemberGone,
+    MembershipFrozen,
+    MemberUp,
+    ReformAsked,
+    RefuseReform,
+    SendRound,
+    StageShape,
+)
+from wavepp_proto.terms import (
+    DaemonKey,
+    Epoch,
+    Finished,
+    Incarnation,
+    LinkKind,
+    MemberRecord,
+    ModelFacts,
+    PipelineId,
+    Rank,
+    StageIndex,
+)
+
+
+def register(*records: MemberRecord, config: ControllerConfig | None = None) -> FakePipeline:
+    pipeline = FakePipeline(config=config, start=False)
+    pipeline.post(LeadershipWon(Epoch(1), pipeline.now))
+    for one in records:
+        pipeline.post(MemberUp(one, pipeline.now))
+    return pipeline
+
+
+def formed(pipeline: FakePipeline) -> list[list[tuple[int, int]]]:
+    """(stage, incarnation) of each formation's daemons."""
+    return [[(p.key.stage, p.fence.incarnation) for p in action.plans] for action in pipeline.of(FormPipeline)]
+
+
+def gone(pipeline: FakePipeline, stage: int, incarnation: int = 1) -> None:
+    place = DaemonKey(PIPELINE, StageIndex(stage))
+    pipeline.post(MemberGone(place, Incarnation(incarnation), pipeline.now))
+
+
+def status(pipeline: FakePipeline) -> tuple[str, int]:
+    (found,) = pipeline.machine.status().pipelines
+    return found.state, found.formation
+
+
+# --- who fits -----------------------------------------------------------------------------------
+
+OTHER_MODEL = ModelFacts("m", "f2", layers=4, vocabulary=1000, window=100_000)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "value", "limit"),
+    [
+        ({"model": OTHER_MODEL}, "model", "f2", "f1"),
+        ({"block_tokens": 32}, "block_tokens", "32", "16"),
+        ({"protocol": 99}, "protocol", "99", "1"),
+        ({"stages": 3}, "stages", "3", "2"),
+        ({"ranks": 2}, "ranks", "2", "1"),
+        ({"pool_blocks": 0}, "pool_blocks", "0", "1"),
+        ({"first_layer": 1}, "first_layer", "1", "2"),
+        ({"last_layer": 3}, "last_layer", "3", "4"),
+    ],
+)
+def test_member_is_refused_by_name_when_it_does_not_fit(
+    changes: dict[str, Any], field: str, value: str, limit: str
+) -> None:
+    pipeline = register(record(0), replace(record(1), **changes))
+    assert formed(pipeline) == []
+    (refused,) = pipeline.machine.status().refused
+    assert (refused.key.stage, refused.address, refused.error.reason) == (1, "host1:1", "JOIN_REFUSED")
+    named = dict(refused.error.fields)
+    assert (named["field"], named["value"], named["limit"]) == (field, value, limit)
+    (found,) = pipeline.machine.status().pipelines
+    assert [key.stage for key in found.missing] == [1]
+
+
+def test_pipeline_forms_when_the_refused_member_is_replaced_by_one_that_fits() -> None:
+    pipeline = register(record(0), record(1, block_tokens=32))
+    gone(pipeline, 1)
+    pipeline.post(MemberUp(record(1, incarnation=2), pipeline.now))
+    assert formed(pipeline) == [[(0, 1), (1, 2)]]
+    assert pipeline.machine.status().refused == ()
+
+
+def test_refused_member_is_judged_again_when_what_it_differed_from_is_gone() -> None:
+    pipeline = register(record(0, model=OTHER_MODEL), record(1))
+    gone(pipeline, 0)
+    pipeline.post(MemberUp(record(0, incarnation=2), pipeline.now))
+    assert formed(pipeline) == [[(0, 2), (1, 1)]]
+
+
+def test_every_rank_is_waited_for_when_a_stage_has_several() -> None:
+    def ranked(stage: int, rank: int) -> MemberRecord:
+        return replace(record(stage, ranks=2), key=DaemonKey(PIPELINE, StageIndex(stage), Rank(rank)))
+
+    pipeline = register(ranked(0, 0), ranked(1, 0), ranked(1, 1))
+    assert formed(pipeline) == []
+    pipeline.post(MemberUp(ranked(0, 1), pipeline.now))
+    assert formed(pipeline) == [[(0, 1), (0, 1), (1, 1), (1, 1)]]
+    pipeline.submit("a", 100)
+    assert isinstance(pipeline.outcome("a"), Finished)
+
+
+def test_nothing_forms_when_this_controller_does_not_lead() -> None:
+    pipeline = FakePipeline(start=False)
+    for stage in (0, 1):
+        pipeline.post(MemberUp(record(stage), pipeline.now))
+    assert formed(pipeline) == []
+    pipeline.post(LeadershipWon(Epoch(4), pipeline.now))
+    assert formed(pipeline) == [[(0, 1), (1, 1)]]
+
+
+def test_pipeline_forms_anew_when_leadership_is_won_again() -> None:
+    pipeline = FakePipeline()
+    pipeline.post(LeadershipWon(Epoch(2), pipeline.now))
+    plans = pipeline.of(FormPipeline)[-1].plans
+    assert {(plan.fence.epoch, plan.fence.formation) for plan in plans} == {(2, 2)}
+    pipeline.submit("a", 40)
+    assert pipeline.of(SendRound)[0].round.fence.ordinal == 1  # round ordinals begin again with an epoch
+    assert isinstance(pipeline.outcome("a"), Finished)
+
+
+# --- what is agreed -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stages", "links", "forced", "expected"),
+    [
+        (1, ["x:1"], None, LinkKind.NONE),
+        (1, ["x:1"], LinkKind.GRPC, LinkKind.NONE),
+        (2, ["x:1", "y:1"], None, LinkKind.GLOO),
+        (2, ["x:1", ""], None, LinkKind.GRPC),
+        (2, ["x:1", "y:1"], LinkKind.GRPC, LinkKind.GRPC),
+        (2, ["x:1", "y:1"], LinkKind.NCCL, LinkKind.NCCL),
+    ],
+)
+def test_link_is_what_every_daemon_can_when_none_is_forced(
+    stages: int, links: list[str], forced: LinkKind | None, expected: LinkKind
+) -> None:
+    records = [record(stage, stages, link_address=link) for stage, link in enumerate(links)]
+    pipeline = register(*records, config=ControllerConfig(link=forced))
+    (form,) = pipeline.of(FormPipeline)
+    assert {plan.link for plan in form.plans} == {expected}
+    stored = expected in (LinkKind.GLOO, LinkKind.NCCL)
+    assert {plan.link_store for plan in form.plans} == {links[0] if stored else ""}
+
+
+def test_pipeline_is_broken_with_a_reason_when_the_forced_link_cannot_be() -> None:
+    records = [record(0), record(1, link_address="")]
+    pipeline = register(*records, config=ControllerConfig(link=LinkKind.GLOO))
+    assert formed(pipeline) == []
+    (found,) = pipeline.machine.status().pipelines
+    assert found.state == "broken"
+    assert found.last_fault is not None
+    assert dict(found.last_fault.fields)["field"] == "link"
+
+
+@pytest.mark.parametrize(("asked", "used"), [(64, 64), (100, 96), (16, 16), (7, 16)])
+def test_wave_tokens_are_rounded_to_blocks_when_the_plan_is_drawn_up(asked: int, used: int) -> None:
+    pipeline = register(record(0), record(1), config=ControllerConfig(wave_tokens=asked))
+    (form,) = pipeline.of(FormPipeline)
+    assert {plan.wave_tokens for plan in form.plans} == {used}
+    (found,) = pipeline.machine.status().pipelines
+    assert found.wave_tokens == used
+
+
+# --- two incarnations of one place --------------------------------------------------------------
+
+
+def test_second_incarnation_waits_visibly_when_the_first_is_healthy() -> None:
+    pipeline = FakePipeline()
+    pipeline.post(MemberUp(record(1, incarnation=2), pipeline.now))
+    assert formed(pipeline) == [[(0, 1), (1, 1)]]
+    (refused,) = pipeline.machine.status().refused
+    assert (refused.key.stage, refused.incarnation) == (1, 2)
+    assert dict(refused.error.fields)["field"] == "incarnation"
+
+
+def test_second_incarnation_takes_over_when_the_first_is_lost() -> None:
+    pipeline = FakePipeline()
+    pipeline.post(MemberUp(record(1, incarnation=2), pipeline.now))
+    pipeline.lose(1)
+    pipeline.pass_time(0.2)
+    assert formed(pipeline) == [[(0, 1), (1, 1)], [(0, 1), (1, 2)]]
+    assert status(pipeline) == ("serving", 2)
+
+
+def test_pipeline_forms_again_when_a_lost_stage_registers_again() -> None:
+    pipeline = FakePipeline()
+    pipeline.lose(1)
+    pipeline.pass_time(1.0)
+    assert status(pipeline) == ("broken", 1)
+    pipeline.post(MemberUp(record(1, incarnation=2), pipeline.now))
+    assert formed(pipeline)[1:] == [[(0, 1), (1, 2)]]
+    pipeline.submit("a", 40)
+    assert isinstance(pipeline.outcome("a"), Finished)
+
+
+def test_lost_incarnation_is_left_alone_until_it_must_be_alive_when_it_stays_registered() -> None:
+    pipeline = FakePipeline()
+    pipeline.lose(1)
+    pipeline.pass_time(14.9)
+    assert len(formed(pipeline)) == 1
+    pipeline.pass_time(0.2)
+    assert formed(pipeline)[1:] == [[(0, 1), (1, 1)]]
+
+
+def test_standing_member_serves_on_when_only_its_registration_is_gone() -> None:
+    pipeline = FakePipeline()
+    gone(pipeline, 1)
+    assert status(pipeline) == ("serving", 1)
+    pipeline.submit("a", 40)
+    assert isinstance(pipeline.outcome("a"), Finished)
+    pipeline.lose(0)  # now that the formation ended, the one that is gone counts no more
+    pipeline.post(MemberUp(record(0, incarnation=2), pipeline.now))
+    pipeline.pass_time(1.0)
+    assert len(formed(pipeline)) == 1
+    pipeline.post(MemberUp(record(1), pipeline.now))
+    assert formed(pipeline)[1:] == [[(0, 2), (1, 1)]]
+
+
+def test_member_is_kept_when_it_put_its_record_again() -> None:
+    pipeline = FakePipeline()
+    gone(pipeline, 1)
+    pipeline.post(MemberUp(record(1), pipeline.now))
+    pipeline.lose(0)
+    pipeline.post(MemberUp(record(0, incarnation=2), pipeline.now))
+    assert formed(pipeline)[1:] == [[(0, 2), (1, 1)]]
+
+
+# --- tries --------------------------------------------------------------------------------------
+
+
+def test_pipeline_backs_off_and_tries_again_when_a_join_fails() -> None:
+    pipeline = FakePipeline(start=False)
+    pipeline.hold = {FormPipeline}
+    pipeline.start()
+    tries = []
+    began = pipeline.now
+    for _ in range(5):
+        (form,) = pipeline.held
+        assert isinstance(form, FormPipeline)
+        tries.append(round(pipeline.now - began, 2))
+        pipeline.held.clear()
+        place = form.plans[1].key
+        pipeline.post(JoinFailed(place, form.formation, fault("JOIN_REFUSED"), pipeline.now))
+        assert pipeline.of(EndFormation)[-1].formation == form.formation
+        while not pipeline.held:
+            pipeline.pass_time(0.05)
+    pauses = [later - earlier for earlier, later in pairwise(tries)]
+    assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8], abs=0.06)
+    assert pipeline.counter("joins_failed") == 5
+
+
+def test_formation_ends_naming_who_is_late_when_a_join_takes_too_long() -> None:
+    config = ControllerConfig(wave_tokens=64, join_deadline_ms=2000)
+    pipeline = FakePipeline(config=config, start=False)
+    pipeline.deaf = {1}
+    pipeline.start()
+    pipeline.pass_time(1.9)
+    assert pipeline.of(EndFormation) == []  # joining is a grace state: nobody is silent yet
+    pipeline.pass_time(0.2)
+    (ended,) = pipeline.of(EndFormation)
+    assert ended.cause.reason == "FORMATION_ENDED"
+    assert dict(ended.cause.fields)["stages"] == "1"
+
+
+# --- reform -------------------------------------------------------------------------------------
+
+
+def reform(pipeline: FakePipeline, *shapes: StageShape, **fields: Any) -> None:
+    given: dict[str, Any] = {"link": None, "wave_tokens": None} | fields
+    pipeline.post(ReformAsked(PIPELINE, shapes, now=pipeline.now, **given))
+
+
+def test_pipeline_forms_at_once_with_other_bands_when_asked() -> None:
+    pipeline = FakePipeline()
+    reform(pipeline, StageShape(0, 0, 1, 500), StageShape(1, 1, 4), link=LinkKind.GRPC, wave_tokens=32)
+    assert formed(pipeline) == [[(0, 1), (1, 1)]] * 2
+    plans = pipeline.of(FormPipeline)[-1].plans
+    assert [(p.first_layer, p.last_layer, p.pool_blocks) for p in plans] == [(0, 1, 500), (1, 4, 10_000)]
+    assert {(p.link, p.wave_tokens) for p in plans} == {(LinkKind.GRPC, 32)}
+    pipeline.submit("a", 40)
+    assert [row.length for rows in pipeline.waves() for row in rows] == [32, 8]
+    pipeline.lose(1)  # the overrides outlive the formation
+    pipeline.post(MemberUp(record(1, incarnation=2), pipeline.now))
+    assert pipeline.of(FormPipeline)[-1].plans[1].first_layer == 1
+
+
+@pytest.mark.parametrize(
+    ("shapes", "fields", "field"),
+    [
+        ([StageShape(0, 0, 1)], {}, "first_layer"),
+        ([StageShape(1, 2, 3)], {}, "last_layer"),
+        ([StageShape(0, 0, 4), StageShape(1, 4, 4)], {}, "last_layer"),
+        ([StageShape(2, 0, 1)], {}, "stage"),
+        ([StageShape(0, pool_blocks=0)], {}, "pool_blocks"),
+        ([], {"wave_tokens": 40}, "wave_tokens"),
+        ([], {"wave_tokens": 8}, "wave_tokens"),
+    ],
+)
+def test_reform_is_refused_and_nothing_ends_when_the_shape_does_not_fit(
+    shapes: list[StageShape], fields: dict[str, Any], field: str
+) -> None:
+    pipeline = FakePipeline()
+    reform(pipeline, *shapes, **fields)
+    (refusal,) = pipeline.of(RefuseReform)
+    assert dict(refusal.error.fields)["field"] == field
+    assert status(pipeline) == ("serving", 1)
+
+
+def test_reform_is_refused_when_the_pipeline_is_unknown() -> None:
+    pipeline = FakePipeline()
+    pipeline.post(ReformAsked(PipelineId("q"), (), None, None, pipeline.now))
+    (refusal,) = pipeline.of(RefuseReform)
+    assert refusal.error.reason == "UNKNOWN_PIPELINE"
+
+
+def test_frozen_membership_is_shown_when_the_store_does_not_answer() -> None:
+    pipeline = FakePipeline()
+    pipeline.post(MembershipFrozen(True, pipeline.now))
+    assert pipeline.machine.status().membership_frozen
+    pipeline.submit("a", 40)
+    assert isinstance(pipeline.outcome("a"), Finished)
