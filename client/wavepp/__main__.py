@@ -6,8 +6,9 @@ are found through the entry-point group `wavepp.commands`, so the client imports
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
-from typing import Annotated
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+from typing import Annotated, Any
 
 import typer
 
@@ -39,8 +40,23 @@ def build_app() -> typer.Typer:
     for command in (up, prefill, status, doctor):
         app.command()(command)
     for point in sorted(entry_points(group="wavepp.commands"), key=lambda found: found.name):
-        app.command(point.name)(point.load())
+        app.command(point.name)(_load(point))
     return app
+
+
+def _load(point: EntryPoint) -> Callable[..., Any]:
+    """A package's command; one that cannot be imported says why when it is called, and hinders no other."""
+    try:
+        command: Callable[..., Any] = point.load()
+    except ImportError as error:
+        reason = str(error)
+
+        def command() -> None:
+            typer.echo(f"error: `wavepp {point.name}` cannot run here: {reason}", err=True)
+            raise typer.Exit(1)
+
+        command.__doc__ = f"Not usable here: {reason}."
+    return command
 
 
 def main() -> None:
