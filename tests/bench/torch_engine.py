@@ -167,8 +167,9 @@ class Case:
         return self.prompts * (PROMPT - SHARED if self.shared else PROMPT)
 
 
-def run_case(case: Case, stages: Stages, plain: Connection, rounds: int) -> dict[str, Any]:
-    """Medians over rounds of (stages, plain) in turns; the first tokens must agree."""
+def run_case(case: Case, stages: Stages, plain: Connection, rounds: int, exact: bool) -> dict[str, Any]:
+    """Medians over rounds of (stages, plain) in turns; in float32 the first tokens must agree."""
+    same = 0
     times: dict[str, list[float]] = {"stages": [], "plain": []}
     rng = np.random.default_rng(case.concurrency)
     for _ in range(rounds):
@@ -179,13 +180,15 @@ def run_case(case: Case, stages: Stages, plain: Connection, rounds: int) -> dict
         times["plain"].append(seconds)
         seconds, found = time_stages(case, stages, prefix, suffixes)
         times["stages"].append(seconds)
-        assert found == expected, "the pipeline and the plain model disagree on a first token"
+        same += sum(ours == theirs for ours, theirs in zip(found, expected, strict=True))
+    assert same == rounds * case.prompts or not exact, "the pipeline and the plain model disagree on a first token"
     rates = {name: [case.computed / seconds for seconds in spent] for name, spent in times.items()}
     ratios = [ours / theirs for ours, theirs in zip(rates["stages"], rates["plain"], strict=True)]
     return {
         "case": "90% shared" if case.shared else "cold",
         "concurrency": case.concurrency,
         "prompts": case.prompts,
+        "equal_first_tokens": f"{same}/{rounds * case.prompts}",
         "stages_tokens_per_s": round(statistics.median(rates["stages"])),
         "plain_tokens_per_s": round(statistics.median(rates["plain"])),
         "ratio": round(statistics.median(ratios), 3),
@@ -232,14 +235,15 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, nargs="+", default=[4, 16])
     arguments = parser.parse_args()
     cases = [Case(shared, concurrency) for shared in (False, True) for concurrency in arguments.concurrency]
+    exact = arguments.dtype == "float32"
     processes: list[Any] = []
     with tempfile.TemporaryDirectory() as folder:
         model = bench_model(Path(folder))
         plain = start(processes, run_plain, model, arguments.dtype, CHUNK, STAGES)
         plain.recv()
         stages = Stages(model, arguments.dtype)
-        run_case(Case(True, 4), stages, plain, 1)  # warm-up
-        results = [run_case(case, stages, plain, arguments.rounds) for case in cases]
+        run_case(Case(True, 4), stages, plain, 1, exact)  # warm-up
+        results = [run_case(case, stages, plain, arguments.rounds, exact) for case in cases]
         stages.close()
         plain.send(None)
         profiled = Stages(model, arguments.dtype, profile=True)
