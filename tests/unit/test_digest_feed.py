@@ -1,0 +1,137 @@
+"""The digest feed: exact numbers, pages and bounds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from wavepp_proto.digest import unpack_hashes
+from wavepp_proto.errors import InternalError
+from wavepp_proto.limits import DIGEST_BACKLOG_HASHES, MAX_DIGEST_HASHES
+from wavepp_proto.terms import Capacity, Digest, DigestKind, Incarnation
+from wavepp_stage.core.block_hashes import Shorts
+from wavepp_stage.core.digest_feed import DigestFeed
+
+ROOM = Capacity(1, 8, 0)
+
+
+class Feed:
+    """A feed and what is resident."""
+
+    def __init__(self) -> None:
+        self.feed = DigestFeed(Incarnation(2))
+        self.resident: list[int] = []
+        self.capacity = ROOM
+        self.since(0)
+
+    def add(self, *values: int) -> None:
+        self.resident += values
+        self.feed.added(np.array(values, dtype=np.uint64))
+
+    def remove(self, *values: int) -> None:
+        self.resident = [value for value in self.resident if value not in values]
+        self.feed.removed(np.array(values, dtype=np.uint64))
+
+    def since(self, seq: int) -> list[Digest]:
+        return self.feed.since(seq, self._hashes, self.capacity)
+
+    def _hashes(self) -> Shorts:
+        return np.array(self.resident, dtype=np.uint64)
+
+
+def contents(digests: list[Digest]) -> list[tuple[int, list[int], list[int]]]:
+    return [
+        (digest.seq, unpack_hashes(group.added).tolist(), unpack_hashes(group.removed).tolist())
+        for digest in digests
+        for group in digest.groups
+    ]
+
+
+def test_reader_gets_an_empty_snapshot_when_nothing_is_cached() -> None:
+    (digest,) = Feed().since(0)
+    assert (digest.kind, digest.page, digest.last_page) == (DigestKind.SNAPSHOT, 0, True)
+    assert contents([digest]) == [(digest.seq, [], [])]
+
+
+def test_deltas_carry_one_seq_each_when_a_reader_follows() -> None:
+    made = Feed()
+    start = made.feed.seq
+    made.add(1, 2)
+    assert contents(made.since(start)) == [(start + 1, [1, 2], [])]
+    made.remove(2)
+    assert contents(made.since(start + 1)) == [(start + 2, [], [2])]
+    assert contents(made.since(start)) == [(start + 1, [1, 2], []), (start + 2, [], [2])]
+    assert made.since(start + 2) == []
+
+
+def test_changes_cancel_when_they_undo_each_other_between_two_fetches() -> None:
+    made = Feed()
+    start = made.feed.seq
+    made.add(1, 2, 3)
+    made.remove(3, 2)
+    made.add(2)
+    assert contents(made.since(start)) == [(start + 1, [1, 2], [])]
+    made.remove(1)
+    made.add(1)
+    assert made.since(start + 1) == []
+
+
+def test_removals_come_before_additions_when_both_happened() -> None:
+    """A reader's set stays closed under prefixes between two deltas of one answer."""
+    made = Feed()
+    made.add(1)
+    start = made.since(0)[-1].seq
+    made.add(2)
+    made.remove(1)
+    assert contents(made.since(start)) == [(start + 1, [], [1]), (start + 2, [2], [])]
+
+
+def test_delta_is_empty_when_only_capacity_changed() -> None:
+    made = Feed()
+    start = made.feed.seq
+    made.capacity = Capacity(2, 7, 0)
+    (digest,) = made.since(start)
+    assert contents([digest]) == [(start + 1, [], [])]
+    assert digest.capacity == Capacity(2, 7, 0)
+
+
+def test_snapshot_is_paged_when_it_is_larger_than_a_message() -> None:
+    made = Feed()
+    made.add(*range(2 * MAX_DIGEST_HASHES + 1))
+    pages = made.since(0)
+    assert [(page.page, page.last_page, len(page.groups[0].added) // 8) for page in pages] == [
+        (0, False, MAX_DIGEST_HASHES),
+        (1, False, MAX_DIGEST_HASHES),
+        (2, True, 1),
+    ]
+    assert len({page.seq for page in pages}) == 1
+    assert {page.groups[0].count for page in pages} == {2 * MAX_DIGEST_HASHES + 1}
+
+
+def test_reader_gets_a_snapshot_when_it_is_further_behind_than_the_log() -> None:
+    made = Feed()
+    start = made.feed.seq
+    for value in range(0, DIGEST_BACKLOG_HASHES + MAX_DIGEST_HASHES, MAX_DIGEST_HASHES):
+        made.add(*range(value, value + MAX_DIGEST_HASHES))
+        made.since(made.feed.seq)
+    assert made.since(start)[0].kind is DigestKind.SNAPSHOT
+    assert made.since(made.feed.seq - 1)[0].kind is DigestKind.DELTA
+
+
+def test_backlog_is_given_up_when_nobody_reads() -> None:
+    made = Feed()
+    start = made.feed.seq
+    made.add(*range(DIGEST_BACKLOG_HASHES))
+    assert made.feed._changed == DIGEST_BACKLOG_HASHES
+    made.add(DIGEST_BACKLOG_HASHES)
+    assert made.feed._changed == 0
+    assert made.feed.has_news
+    assert {digest.kind for digest in made.since(start)} == {DigestKind.SNAPSHOT}
+
+
+def test_check_fails_when_the_digest_is_not_what_is_resident() -> None:
+    made = Feed()
+    made.add(1)
+    made.feed.check(np.array([1], dtype=np.uint64))
+    with pytest.raises(InternalError, match="not what is resident"):
+        made.feed.check(np.array([2], dtype=np.uint64))
