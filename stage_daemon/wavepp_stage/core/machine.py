@@ -34,6 +34,7 @@ from wavepp_stage.core.announcements import Announcements
 from wavepp_stage.core.block_cache import BlockCache
 from wavepp_stage.core.cache_manager import CacheManager
 from wavepp_stage.core.digest_feed import DigestFeed
+from wavepp_stage.core.holds import Phase
 from wavepp_stage.core.join_plan import check_plan, needs_rebuild
 from wavepp_stage.core.served_formation import ServedFormation
 
@@ -203,7 +204,7 @@ class StageMachine:
         serving, key = self._serving, event.release.key
         if serving is not None and event.fence.formation == serving.formation:
             serving.release(event.release)
-        elif not self._is_held(key):
+        elif event.release.ended and not self._is_held(key):
             self._announcements.forget(key)
         return []
 
@@ -243,7 +244,8 @@ class StageMachine:
         """Verify every invariant; raises InternalError naming the broken one."""
         if self._cache is not None:
             self._cache.check()
-        owned = {state.key for state in self._cache.inventory() if state.owned_blocks} if self._cache else set()
+        holds = self._cache.inventory() if self._cache else ()
+        owned = {state.key for state in holds if state.phase == Phase.OWNED.value}
         running = set(self._serving.sequences) if self._serving else set()
         if not owned <= running:
             raise InternalError("blocks are owned by nobody that runs", field="owned", value=str(owned - running))

@@ -31,8 +31,9 @@ from wavepp_stage.core.announcements import Announcements
 from wavepp_stage.core.cache_manager import CacheManager, Escrow
 from wavepp_stage.core.holds import Phase
 
-REMEMBERED_ROUNDS = 8
-"""One round is in flight at a time; a broken stream re-sends from the last one it saw answered."""
+REMEMBERED_ROUNDS = 64
+"""One prepare round is in flight at a time, behind it rounds that only release; a broken stream
+re-sends from the last one it saw answered."""
 _UNMATERIALISED = (Phase.ESCROWED.value, Phase.COMMITTED.value)
 
 
@@ -54,8 +55,6 @@ class Rounds:
         self._answered: deque[Votes] = deque(maxlen=REMEMBERED_ROUNDS)
         self._last_vote: dict[HoldKey, Vote] = {}
         """Of every unmaterialised hold: a repeated prepare is answered alike."""
-        self.refused: set[HoldKey] = set()
-        """Answered NO_CAPACITY to their last prepare: a release that follows is part of the retry."""
 
     def apply(self, asked: Round) -> Votes:
         """Votes of `asked`; the remembered ones if it was applied before. Raises StaleMessage, InvalidRequest."""
@@ -77,7 +76,6 @@ class Rounds:
     def forget(self, key: HoldKey) -> None:
         """The hold of `key` is gone or materialised."""
         self._last_vote.pop(key, None)
-        self.refused.discard(key)
 
     def _replay(self, ordinal: RoundOrdinal) -> Votes:
         for votes in self._answered:
@@ -99,9 +97,7 @@ class Rounds:
         self._cache.release(asked.key)  # another candidate starts over
         vote = self._lease(asked)
         self.forget(asked.key)
-        if vote.outcome is VoteOutcome.NO_CAPACITY:
-            self.refused.add(asked.key)
-        else:
+        if vote.outcome is not VoteOutcome.NO_CAPACITY:
             self._last_vote[asked.key] = vote
         return vote
 

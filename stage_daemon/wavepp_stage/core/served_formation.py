@@ -28,8 +28,8 @@ class ServedFormation:
         self.sequences = Sequences(plan, cache, announcements)
         self._cache = cache
         self._announcements = announcements
-        self._releases: dict[HoldKey, WaveOrdinal] = {}
-        """Releases that wait for a wave to retire."""
+        self._releases: dict[HoldKey, tuple[WaveOrdinal, bool]] = {}
+        """Releases that wait for a wave to retire: (that wave, the request is over)."""
 
     @property
     def formation(self) -> Formation:
@@ -44,15 +44,15 @@ class ServedFormation:
         key = release.key
         after = max(release.after_wave or WaveOrdinal(0), self.waves.last_wave_of(key))
         if after > self.waves.retired:
-            self._releases[key] = max(after, self._releases.get(key, after))
+            earlier, over = self._releases.get(key, (after, False))
+            self._releases[key] = (max(after, earlier), release.ended or over)
         else:
-            self._give_up(key)
+            self._give_up(key, release.ended)
 
-    def _give_up(self, key: HoldKey) -> None:
-        """A hold that never ran may be prepared again; anything else is over and forgotten."""
-        held, ran = self._cache.hold_state(key) is not None, key in self.sequences
+    def _give_up(self, key: HoldKey, ended: bool) -> None:
+        """A hold that never ran may be prepared again, unless its request is over."""
         self._cache.release(key)
-        if ran or not (held or key in self.rounds.refused):
+        if ended or key in self.sequences:
             self._announcements.forget(key)
         self.rounds.forget(key)
         self.sequences.forget(key)
@@ -94,9 +94,9 @@ class ServedFormation:
                 self.waves.void(row.key)
             elif row.key in self.sequences:
                 self._cache.publish(row.key, row.start + row.length)
-        for key, after in list(self._releases.items()):
+        for key, (after, ended) in list(self._releases.items()):
             if after <= event.ordinal:
                 del self._releases[key]
-                self._give_up(key)
+                self._give_up(key, ended)
         running, capacity = self.waves.running_hash, self._cache.capacity()
         return [ev.WaveDone(event.ordinal, void, running, event.faults, event.results, capacity)]
