@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncIterator, Sequence
+from types import ModuleType
 
 import pytest
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
@@ -14,7 +16,7 @@ from tests.harness.fake_exporter import GENEROUS_S, SAMPLED, SPAN, TRACE, FakeEx
 from wavepp_proto.runtime import span_names
 from wavepp_proto.runtime.timeline import CollectedSpan
 from wavepp_proto.runtime.trace_sink import TraceSink
-from wavepp_proto.runtime.tracing import Tracer
+from wavepp_proto.runtime.tracing import NO_CONTEXT, Tracer, ambient
 
 
 @pytest.fixture
@@ -180,3 +182,11 @@ def test_outage_is_told_once_when_nothing_listens(caplog: pytest.LogCaptureFixtu
 def parent_name(spans: Sequence[CollectedSpan], name: str) -> str:
     (parent,) = {span.parent_span_id for span in spans if span.name == name}
     return next(span.name for span in spans if span.span_id == parent)
+
+
+# --- the application's own span ------------------------------------------------------------------
+
+
+def test_ambient_context_is_empty_when_opentelemetry_is_still_being_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.trace", ModuleType("opentelemetry.trace"))
+    assert ambient() == NO_CONTEXT

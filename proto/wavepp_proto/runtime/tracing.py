@@ -229,10 +229,11 @@ def ambient() -> TraceContext:
 
     Empty if there is none. Looks only at what the application has imported already.
     """
-    trace = sys.modules.get("opentelemetry.trace")
-    if trace is None:
+    # Our export thread may be in the middle of importing it: what has no function yet has no span either.
+    get_current_span = getattr(sys.modules.get("opentelemetry.trace"), "get_current_span", None)
+    if get_current_span is None:
         return NO_CONTEXT
-    current = trace.get_current_span().get_span_context()
+    current = get_current_span().get_span_context()
     if not current.is_valid:
         return NO_CONTEXT
     state = ",".join(f"{key}={value}" for key, value in current.trace_state.items())
