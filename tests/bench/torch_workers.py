@@ -113,12 +113,14 @@ class Stage:
         del store
 
     def _take_commands(self) -> None:
-        while (command := self._connection.recv()) is not None:
-            ordinal, rows = command
-            if not self._plan.is_first:
-                self._link.expect(ordinal, sum(row.length for row in rows))
-            self._waves.put(command)
-        self._waves.put(None)
+        try:
+            while (command := self._connection.recv()) is not None:
+                ordinal, rows = command
+                if not self._plan.is_first:
+                    self._link.expect(ordinal, sum(row.length for row in rows))
+                self._waves.put(command)
+        finally:
+            self._waves.put(None)  # the driver is done, or gone
 
     def _execute(self) -> None:
         idle_since = time.perf_counter()
