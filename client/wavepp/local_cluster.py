@@ -63,6 +63,8 @@ class LocalPlan:
     """--tls-ca, --tls-cert, --tls-key, --tls-server-name by name without dashes."""
 
     def __post_init__(self) -> None:
+        if self.engine == "torch" and not Path(self.model).is_dir():
+            raise InvalidRequest(f"no model folder {self.model!r}", field="model", value=self.model)
         if self.stages < 1:
             raise InvalidRequest("a pipeline has at least one stage", field="stages", value=self.stages, limit=1)
         for name in ("pool_blocks", "layers"):
@@ -169,6 +171,11 @@ class LocalCluster:
         child = self.children[name] = Child(name, process, log)
         return child
 
+    def pids(self) -> dict[str, int]:
+        """Of every process that was started here, by name."""
+        own = {name: child.process.pid for name, child in self.children.items()}
+        return own if self.etcd is None else {"etcd": self.etcd.pid, **own}
+
     # --- what it does ------------------------------------------------------------------------------
 
     async def status(self) -> admin_pb2.StatusResponse:
@@ -185,7 +192,7 @@ class LocalCluster:
     ) -> admin_pb2.StatusResponse:
         """Until the pipeline serves; `deadline` is a time.monotonic() value."""
         heard: set[int] = set()
-        missing = "no daemon has registered"
+        missing = f"no daemon for stage {', '.join(map(str, range(self.plan.stages)))}"
         while time.monotonic() < deadline:
             self._check_children()
             with contextlib.suppress(grpc.aio.AioRpcError):
@@ -237,6 +244,8 @@ class LocalCluster:
         for child in order:
             if child.alive:
                 child.process.send_signal(signal.SIGTERM)
+                # a stopped process would not hear it
+                child.process.send_signal(signal.SIGCONT)
         await asyncio.gather(*(self._reap(child) for child in order))
         self.children.clear()
         if self.etcd is not None:
@@ -263,9 +272,8 @@ def _environment() -> dict[str, str]:
 
 
 def _what_is_missing(pipeline: admin_pb2.PipelineStatus, status: admin_pb2.StatusResponse) -> str:
-    if pipeline.missing_stages:
-        return "no daemon for stage " + ", ".join(map(str, pipeline.missing_stages))
-    refused = [f"{member.key.stage}: {member.error.message}" for member in status.refused]
-    if refused:
-        return "refused stages " + "; ".join(refused)
-    return pipeline.last_fault.message or f"state {pipeline.state}"
+    refused = {member.key.stage: member.error.message for member in status.refused}
+    missing = [stage for stage in pipeline.missing_stages if stage not in refused]
+    found = [f"no daemon for stage {', '.join(map(str, missing))}"] if missing else []
+    found += [f"stage {stage} is refused: {message}" for stage, message in refused.items()]
+    return "; ".join(found) or pipeline.last_fault.message or f"state {pipeline.state}"

@@ -122,9 +122,7 @@ class Processes:
 
     def pids(self, *without: str) -> dict[str, int]:
         """Of controller and stages by name, and of etcd."""
-        assert self.local.etcd is not None
-        pids = {name: child.process.pid for name, child in self.local.children.items()} | {"etcd": self.local.etcd.pid}
-        return {name: pid for name, pid in pids.items() if name not in without}
+        return {name: pid for name, pid in self.local.pids().items() if name not in without}
 
     def signal(self, name: str, number: signal.Signals) -> None:
         os.kill(self.pids()[name], number)

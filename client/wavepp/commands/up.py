@@ -129,8 +129,7 @@ async def _serve(local: LocalCluster, stop: asyncio.Event, as_json: bool) -> Non
         starting.result()
         remember_cluster(local.address)
         if as_json:
-            pids = {name: child.process.pid for name, child in local.children.items()}
-            typer.echo(json.dumps({"controller": local.address, "pids": pids, "logs": str(local.log_dir)}))
+            typer.echo(json.dumps({"controller": local.address, "pids": local.pids(), "logs": str(local.log_dir)}))
         talk.print(f"serving at {local.address} after {time.monotonic() - started:.1f} s; logs in {local.log_dir}")
         talk.print("Ctrl-C stops everything", highlight=False)
         await _watch(local, stop, talk)
