@@ -1,0 +1,117 @@
+"""The command line is a contract: every option has its WAVEPP_* twin, a help text, and exit codes hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer.main
+from typer.core import TyperCommand, TyperGroup, TyperOption
+
+from tests.harness.command import json_lines, wavepp
+from wavepp.__main__ import build_app
+from wavepp_proto import __version__
+
+COMMANDS = {"up", "prefill", "status", "doctor", "controller", "stage"}
+COMMON = {"up": {"--json"}, "prefill": {"--json"}, "status": {"--json"}, "doctor": {"--json"}}
+
+
+def _commands() -> dict[str, TyperCommand]:
+    app = typer.main.get_command(build_app())
+    assert isinstance(app, TyperGroup)
+    return {name: command for name, command in app.commands.items() if isinstance(command, TyperCommand)}
+
+
+def _options() -> Iterator[tuple[str, TyperOption]]:
+    for name, command in _commands().items():
+        for parameter in command.params:
+            if isinstance(parameter, TyperOption) and parameter.name != "help":
+                yield f"{name} {max(parameter.opts, key=len)}", parameter
+
+
+def test_every_command_is_there_and_says_what_it_does() -> None:
+    commands = _commands()
+    assert commands.keys() >= COMMANDS
+    assert [name for name, command in commands.items() if not command.help] == []
+
+
+def test_every_option_has_its_twin_and_a_help_text() -> None:
+    """--pool-blocks and WAVEPP_POOL_BLOCKS say the same: what one sets, the other does."""
+    options = dict(_options())
+    assert len(options) > 50
+    twins = {name: "WAVEPP_" + name.partition(" --")[2].replace("-", "_").upper() for name in options}
+    assert {name: option.envvar for name, option in options.items()} == twins
+    assert [name for name, option in options.items() if not option.help] == []
+
+
+@pytest.mark.parametrize("name", sorted(COMMON))
+def test_a_program_may_read_the_output(name: str) -> None:
+    options = {text for parameter in _commands()[name].params for text in parameter.opts}
+    assert options >= COMMON[name]
+
+
+def test_the_version_is_the_package_s(tmp_path: Path) -> None:
+    finished = wavepp(tmp_path, "--version")
+    assert (finished.returncode, finished.stdout) == (0, f"wavepp {__version__}\n")
+
+
+def test_doctor_says_for_programs_what_can_run_and_why_not(tmp_path: Path) -> None:
+    finished = wavepp(tmp_path, "doctor", "--json")
+    assert finished.returncode == 0, finished.stderr
+    (findings,) = json_lines(finished)
+    assert all(set(finding) == {"what", "ok", "detail"} and finding["detail"] for finding in findings)
+    found = {finding["what"]: finding["ok"] for finding in findings}
+    assert all(found[what] for what in ("engine emulated", "grpcio", "etcd3"))
+    assert {"engine torch", "engine trtllm", "etcd for `wavepp up`", "cache"} <= found.keys()
+
+
+def test_doctor_removes_the_caches_and_nothing_else_when_asked_to(tmp_path: Path) -> None:
+    cache, other = tmp_path / "xdg_cache_home" / "wavepp", tmp_path / "xdg_cache_home" / "other"
+    for folder in (cache, other):
+        folder.mkdir(parents=True)
+        (folder / "file").write_text("x")
+    assert wavepp(tmp_path, "doctor", "--clean").returncode == 0
+    assert not cache.exists()
+    assert (other / "file").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "status", "said"),
+    [
+        pytest.param(("prefill",), {}, 2, "no prompt", id="no prompt"),
+        pytest.param(("prefill", "--tokens", "1,x"), {}, 2, "--tokens must be numbers", id="no tokens"),
+        pytest.param(("prefill", "--file", "/nowhere"), {}, 2, "cannot read /nowhere", id="no file"),
+        pytest.param(("prefill", "--no-such"), {}, 2, "No such option", id="no option"),
+        pytest.param(("stage", "--stage", "0"), {}, 2, "--stages", id="missing option"),
+        pytest.param(
+            ("status",), {"WAVEPP_CONTROLLER": "127.0.0.1:1"}, 1, "CONTROLLER_UNAVAILABLE", id="no controller"
+        ),
+        pytest.param(("status", "--controller", "nonsense"), {}, 1, "INVALID_REQUEST", id="no address"),
+        pytest.param(
+            ("controller",), {"WAVEPP_LISTEN": "0.0.0.0:0"}, 1, "needs --advertise", id="wildcard without advertise"
+        ),
+        pytest.param(("up", "--model", "emulated", "--pool-blocks", "a,b"), {}, 1, "pool_blocks", id="no pools"),
+        pytest.param(("up", "--model", "/nowhere"), {}, 1, "no model folder", id="no model"),
+        pytest.param(
+            ("controller", "--tls-cert", "/nowhere/cert.pem"), {}, 1, "field=tls_key", id="half a key pair"
+        ),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_and_an_exit_status(
+    tmp_path: Path, arguments: tuple[str, ...], environment: dict[str, str], status: int, said: str
+) -> None:
+    finished = wavepp(tmp_path, *arguments, environment=environment)
+    assert finished.returncode == status, finished.stderr
+    assert said in finished.stderr
+    assert "Traceback" not in finished.stderr
+    assert finished.stdout == ""
+
+
+def test_json_errors_of_prompts_are_data(tmp_path: Path) -> None:
+    finished = wavepp(
+        tmp_path, "prefill", "--tokens", "1,2", "--json", "--controller", "127.0.0.1:1", "--deadline-s", "1"
+    )
+    assert finished.returncode == 1
+    assert json.loads(finished.stdout)["error"]["reason"] == "CONTROLLER_UNAVAILABLE"

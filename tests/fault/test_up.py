@@ -1,0 +1,133 @@
+"""`wavepp up` and the commands beside it, as a user runs them: processes, exit codes, nothing left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.harness.command import Up, json_lines, wavepp
+from tests.harness.eventually import eventually_sync
+from tests.harness.processes import QUICK, VOCABULARY, free_port, random_prompt
+from wavepp_proto.runtime.timeline import check_timeline
+from wavepp_stage.engine.emulated import expected_first_token
+
+pytestmark = pytest.mark.processes
+
+SMALL = ("--model", QUICK, "--engine", "emulated", "--stages", "2", "--pool-blocks", "128,64", "--block-tokens", "16")
+
+
+def _listen() -> tuple[str, str]:
+    return "--listen", f"127.0.0.1:{free_port()}"
+
+
+def test_a_cluster_serves_the_other_commands_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+    timeline = tmp_path / "timeline.json"
+    with Up(tmp_path, *SMALL, *_listen(), "--trace-file", str(timeline)) as up:
+        facts = up.serving()
+        assert set(facts["pids"]) == {"etcd", "controller", "stage-0", "stage-1"}
+        assert set(facts["pids"].values()) <= up.seen
+
+        status = wavepp(tmp_path, "status", "--json")
+        assert status.returncode == 0, status.stderr
+        (found,) = json_lines(status)
+        assert (found["ready"], found["pid"]) == (True, facts["pids"]["controller"])
+        assert [daemon["pool_blocks"] for daemon in found["pipelines"][0]["daemons"]] == ["128", "64"]
+
+        prompts = [[1, 2, 3], random_prompt(1, 100), random_prompt(2, 33)]
+        lines = "".join(json.dumps({"token_ids": prompt}) + "\n" for prompt in prompts)
+        (tmp_path / "prompts.jsonl").write_text(lines)
+        one = wavepp(tmp_path, "prefill", "--tokens", "1,2,3", "--json")
+        many = wavepp(tmp_path, "prefill", "--file", str(tmp_path / "prompts.jsonl"), "--json")
+        piped = wavepp(tmp_path, "prefill", "-", "--json", "--controller", facts["controller"], stdin=lines)
+        wanted = [expected_first_token(prompt, VOCABULARY) for prompt in prompts]
+        for finished, tokens in ((one, wanted[:1]), (many, wanted), (piped, wanted)):
+            assert finished.returncode == 0, finished.stderr
+            assert [answer["first_token"] for answer in json_lines(finished)] == tokens
+        assert [answer["cached_tokens"] for answer in json_lines(piped)] == [0, 96, 32]
+
+        bad = wavepp(tmp_path, "prefill", "--tokens", f"1,{VOCABULARY}", "--json")
+        assert bad.returncode == 1
+        assert json_lines(bad)[0]["error"]["reason"] == "TOKEN_OUT_OF_RANGE"
+
+        up.signal(signal.SIGINT)
+        assert up.ended() == 0, up.said
+        up.nothing_is_left()
+    assert [path.name for path in (tmp_path / "tmp").iterdir()] == []
+    assert wavepp(tmp_path, "status", "--json", "--controller", facts["controller"]).returncode == 1
+    summary = check_timeline(timeline.read_text())
+    assert summary.stages == ("pipeline default: stage 0", "pipeline default: stage 1")
+    assert summary.admissions == 7
+    assert summary.arrows == 7
+
+
+def test_a_stage_that_dies_is_started_again_and_a_killed_up_leaves_no_child(tmp_path: Path) -> None:
+    with Up(tmp_path, *SMALL, *_listen()) as up:
+        facts = up.serving()
+        os.kill(facts["pids"]["stage-1"], signal.SIGKILL)
+        eventually_sync(lambda: "stage 1 ended with status -9; starting it again" in up.said)
+        answered = wavepp(tmp_path, "prefill", "--tokens", "1,2,3", "--json")
+        assert answered.returncode == 0, answered.stderr
+        assert json_lines(answered)[0]["first_token"] == expected_first_token([1, 2, 3], VOCABULARY)
+
+        up.signal(signal.SIGKILL)
+        assert up.ended() == -signal.SIGKILL
+        up.nothing_is_left()
+
+
+def test_another_port_is_taken_when_the_default_one_has_a_holder(tmp_path: Path) -> None:
+    with socket.socket() as holder:
+        try:
+            holder.bind(("127.0.0.1", 7411))
+            holder.listen()
+        except OSError:
+            pass  # somebody else on this machine has it: just as good
+        with Up(tmp_path, *SMALL) as up:
+            facts = up.serving()
+            assert "port 7411 is taken; using a free one" in up.said
+            assert not facts["controller"].endswith(":7411")
+            up.signal(signal.SIGTERM)
+            assert up.ended() == 0
+
+
+def test_the_holder_is_named_when_the_chosen_port_is_taken(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        address = f"127.0.0.1:{holder.getsockname()[1]}"
+        with Up(tmp_path, *SMALL, "--listen", address) as up:
+            assert up.ended() == 1
+            assert address in up.said
+            assert f"(pid {os.getpid()})" in up.said
+            up.nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        pytest.param(
+            ("--layers", "0:3,3:5", "--timeout-s", "4"), "did not form within 4 s: stage 1 is refused", id="bands"
+        ),
+        pytest.param(("--model", "emulated:layers=1"), "1 layers cannot fill 2 stages", id="too-few-layers"),
+        pytest.param(("--model", "/nowhere", "--engine", "torch"), "no model folder '/nowhere'", id="no-model"),
+    ],
+)
+def test_up_says_why_and_stops_when_a_stage_cannot_serve(
+    tmp_path: Path, arguments: tuple[str, ...], reason: str
+) -> None:
+    with Up(tmp_path, *SMALL, *arguments, *_listen()) as up:
+        assert up.ended() == 1
+        assert reason in up.said
+        assert "Traceback" not in up.said
+        up.nothing_is_left()
+
+
+def test_up_names_the_stage_and_stops_within_its_limit_when_it_never_registers(tmp_path: Path) -> None:
+    with Up(tmp_path, *SMALL, *_listen(), "--timeout-s", "4") as up:
+        stage = eventually_sync(lambda: up.child("--stage", "1"))
+        stage.send_signal(signal.SIGSTOP)
+        assert up.ended() == 1
+        assert "did not form within 4 s: no daemon for stage 1" in up.said
+        up.nothing_is_left()
