@@ -17,6 +17,7 @@ from wavepp_controller.core import traced
 from wavepp_controller.core.book import RequestBook
 from wavepp_controller.core.config import ControllerConfig
 from wavepp_controller.core.formation import PipelineFormation
+from wavepp_controller.core.fresh import FreshChains
 from wavepp_controller.core.index import ReuseIndex
 from wavepp_controller.core.outbox import Outbox
 from wavepp_controller.core.ready import ReadyOrder, room
@@ -56,6 +57,7 @@ class Admission:
         self.holders: dict[str, Request] = {}
         """PREPARING, ADMITTED and RUNNING, by request id; at most `lanes`."""
         self._releases: list[Release] = []
+        self._fresh = FreshChains()
 
     @property
     def round_open(self) -> bool:
@@ -69,6 +71,11 @@ class Admission:
         """A request is hashed and announced everywhere: hint it and give it its place."""
         self._hint(request, now)
         self.ready.add(request)
+
+    def published(self, request: Request, now: float) -> None:
+        """The request has finished: every stage has published its full blocks."""
+        if request.chain is not None:
+            self._fresh.finished(request.chain, now)
 
     def release(self, request: Request, *, ended: bool = True) -> None:
         """Let go of the request on every daemon, whatever it holds there, in whichever state it is.
@@ -178,11 +185,13 @@ class Admission:
 
     def _hint(self, request: Request, now: float) -> None:
         """Longest prefix that every daemon is thought to hold; again if the index knows more by now."""
-        if request.current.hinted_version == self._index.version or request.chain is None:
+        version = (self._index.version, self._fresh.version)
+        if request.current.hinted_version == version or request.chain is None:
             return
-        request.current.hinted_version = self._index.version
-        tokens = self._index.hint_blocks(request.chain) * request.block_tokens
-        request.current.candidate = min(tokens, request.cap)
+        request.current.hinted_version = version
+        blocks = self._index.hint_blocks(request.chain)
+        blocks = self._fresh.extend(request.chain, blocks, now)
+        request.current.candidate = min(blocks * request.block_tokens, request.cap)
         traced.hinted(request, now)
 
     # --- resolving a round ----------------------------------------------------------------------

@@ -46,8 +46,8 @@ from wavepp_proto.terms import DaemonKey, Epoch, Fence, PipelineId, RoundOrdinal
 
 STALL_S = 5.0
 """Longer than any retry for room takes when nothing is held: from then on the controller is not ready."""
-SWEEP_SHARDS = 4
-"""Shards of the index swept per tick: well under a millisecond at a million blocks."""
+SWEEP_SHARDS = 1
+"""Shards of the index swept per tick: about half a millisecond at a million blocks."""
 
 
 class PipelineMachine:

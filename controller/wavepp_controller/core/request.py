@@ -50,8 +50,8 @@ class Try:
     """Daemons may know this attempt, so ending it takes a release."""
     candidate: int = 0
     """Endpoint proposed in the first round (tokens)."""
-    hinted_version: int = -1
-    """Index version that `candidate` was computed from; -1 before the first hint."""
+    hinted_version: tuple[int, int] | None = None
+    """Versions of index and fresh chains that `candidate` was computed from; None before the first hint."""
     rounds: int = 0
     first_round: float = 0.0
     held: dict[DaemonKey, Held] = field(default_factory=dict)

@@ -82,6 +82,7 @@ class Service:
         outcomes = self.execution.report(key, report, now)
         for request, result in outcomes.finished:
             self._book.finish(request, result, now)
+            self.admission.published(request, now)
             self._withdraw(request)
         for request, error in outcomes.voided:
             if request.living:

@@ -25,7 +25,7 @@ async def audit(controller: Controller, pipeline: PipelineId) -> pb.AuditRespons
         raise UnknownPipeline(f"no daemon serves {pipeline!r}", field="pipeline", value=pipeline)
     answers = await asyncio.gather(*(link.inventory() for link in links.values()))
     inventories = dict(zip(links, answers, strict=True))
-    live = {request.request_id for request in controller.machine.status().requests}
+    live: set[str] = {request.request_id for request in controller.machine.status().requests}
     findings = [finding for key, found in inventories.items() for finding in _findings(key, found, live)]
     at_same_wave = {found.running_hash for found in inventories.values()}
     if len({found.last_wave for found in inventories.values()}) == 1 and len(at_same_wave) > 1:

@@ -42,14 +42,15 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
     async def Submit(
         self, request_iterator: AsyncIterator[pb.SubmitRequest], context: Context
     ) -> AsyncIterator[pb.SubmitResponse]:
+        # A failure is an event, not a status: gRPC masks a status that comes while the client still writes.
+        assembler = convert.PromptAssembler()
         try:
-            request = await self._assemble(request_iterator)
+            request = await _assemble(assembler, request_iterator)
             async for event in self._events(request):
-                if isinstance(event, Failed):
-                    raise from_info(event.error)
                 yield pb.SubmitResponse(event=convert.prefill_event_to_pb(event))
         except WaveppError as error:
-            await convert.abort(context, error)
+            request_id = assembler.header.request_id if assembler.header is not None else RequestId("unknown")
+            yield pb.SubmitResponse(event=convert.prefill_event_to_pb(Failed(request_id, error.info())))
 
     async def Run(self, request: pb.RunRequest, context: Context) -> pb.RunResponse:
         admitted: Admitted | None = None
@@ -83,35 +84,16 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
             error = UnknownPipeline(f"no pipeline {wanted!r}", field="pipeline", value=wanted)
             await convert.abort(context, error)
         assert chosen is not None
-        model = chosen.model
-        return pb.DescribeResponse(
+        reply = pb.DescribeResponse(
             pipeline=chosen.pipeline,
-            model=model.name,
-            model_path=model.path,
-            model_fingerprint=model.fingerprint,
-            vocabulary=model.vocabulary,
-            window=model.window,
-            block_tokens=chosen.block_tokens,
+            block_tokens=chosen.block_tokens or 0,
             stages=chosen.stages,
             ready=chosen.state == "serving",
         )
-
-    async def _assemble(self, frames: AsyncIterator[pb.SubmitRequest]) -> PrefillRequest:
-        assembler = convert.PromptAssembler()
-        arrived = time.monotonic()
-        while True:
-            try:
-                async with asyncio.timeout(FRAME_DEADLINE_S):
-                    frame = await anext(frames)
-            except TimeoutError:
-                raise DeadlineExpired(
-                    "the next frame of the prompt did not come", field="frame", limit=FRAME_DEADLINE_S
-                ) from None
-            except StopAsyncIteration:
-                raise InvalidRequest("the prompt ended before its last frame", field="last", value="false") from None
-            request = assembler.add(frame)
-            if request is not None:
-                return _aged(request, time.monotonic() - arrived)
+        if (model := chosen.model) is not None:
+            reply.model, reply.model_path, reply.model_fingerprint = model.name, model.path, model.fingerprint
+            reply.vocabulary, reply.window = model.vocabulary, model.window
+        return reply
 
     async def _events(self, request: PrefillRequest) -> AsyncIterator[PrefillEvent]:
         """Submit, then everything that happens up to the outcome."""
@@ -129,6 +111,23 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
                     return
         finally:
             self._shell.close_request(request_id)
+
+
+async def _assemble(assembler: convert.PromptAssembler, frames: AsyncIterator[pb.SubmitRequest]) -> PrefillRequest:
+    """The whole request, its deadline shortened by what its frames took."""
+    arrived = time.monotonic()
+    while True:
+        try:
+            async with asyncio.timeout(FRAME_DEADLINE_S):
+                frame = await anext(frames)
+        except TimeoutError:
+            message = "the next frame of the prompt did not come"
+            raise DeadlineExpired(message, field="frame", limit=FRAME_DEADLINE_S) from None
+        except StopAsyncIteration:
+            raise InvalidRequest("the prompt ended before its last frame", field="last", value="false") from None
+        request = assembler.add(frame)
+        if request is not None:
+            return _aged(request, time.monotonic() - arrived)
 
 
 def _aged(request: PrefillRequest, seconds: float) -> PrefillRequest:
