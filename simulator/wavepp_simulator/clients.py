@@ -1,0 +1,167 @@
+"""Clients of the simulated cluster: what they asked, what they were told, and that it ended once (I4).
+
+Owns one `Asked` per submitted life of a request id, its prompt and its events in order, and the streams
+to the controller. The right first token is computed here from the prompt alone, by the unsplit oracle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from wavepp_controller.core import events as ev
+from wavepp_proto.errors import ControllerUnavailable
+from wavepp_proto.terms import Admitted, Epoch, ErrorInfo, Failed, Finished, PrefillEvent, PrefillRequest, RequestId
+from wavepp_simulator.engine import VOCABULARY
+from wavepp_simulator.ledger import Violation
+from wavepp_simulator.network import Wire
+from wavepp_simulator.process import Process
+from wavepp_stage.engine.emulated_model import expected_first_token
+
+if TYPE_CHECKING:
+    from wavepp_simulator.controller import SimController
+    from wavepp_simulator.world import World
+
+LATE_S = 0.5
+"""An outcome may come this long after its deadline: ticks, latencies and a slow link."""
+
+
+def prompt(text: str, length: int) -> bytes:
+    """Packed tokens of a prompt described as `a*64+b`: 64 tokens of stream a, then stream b to the end.
+
+    Streams of one name are equal everywhere, so equal descriptions share their prefixes. ValueError if
+    the description is longer than `length` or names no stream.
+    """
+    parts: list[bytes] = []
+    left = length
+    for piece in text.split("+"):
+        name, times, count = piece.partition("*")
+        tokens = int(count) if times else left
+        if not name or tokens > left:
+            raise ValueError(f"{text!r} does not describe {length} tokens")
+        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+        parts.append(np.random.default_rng(seed).integers(0, VOCABULARY, tokens).astype("<i4").tobytes())
+        left -= tokens
+    if left:
+        raise ValueError(f"{text!r} describes {length - left} of {length} tokens")
+    return b"".join(parts)
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """One life of one request id."""
+
+    request: PrefillRequest
+    at: float
+    epoch: Epoch
+    """Of the controller that it was sent to."""
+    due: float
+    """When it must have ended, whatever happens."""
+    wire: Wire
+    """Its events travel on."""
+    events: list[tuple[float, PrefillEvent]] = field(default_factory=list)
+
+    @property
+    def outcome(self) -> Finished | Failed | None:
+        last = self.events[-1][1] if self.events else None
+        return last if isinstance(last, Finished | Failed) else None
+
+    @property
+    def ended_at(self) -> float | None:
+        return self.events[-1][0] if self.outcome is not None else None
+
+    def hear(self, at: float, event: PrefillEvent) -> None:
+        """Violation if anything follows the outcome, or the answer is wrong."""
+        if self.outcome is not None:
+            raise Violation("I4", f"{event.request_id} was told {event} after {self.outcome}")
+        self.events.append((at, event))
+        if isinstance(event, Finished):
+            self._check(event)
+
+    def _check(self, event: Finished) -> None:
+        tokens = np.frombuffer(self.request.token_ids, dtype="<i4")
+        right = expected_first_token(tokens, VOCABULARY)
+        if event.first_token != right:
+            raise Violation("exactness", f"{event.request_id}: first token {event.first_token}, not {right}")
+        admitted = [told for _, told in self.events if isinstance(told, Admitted)]
+        if not admitted or admitted[-1].endpoint != event.cached_tokens:
+            raise Violation("I4", f"{event.request_id} finished with {event.cached_tokens} cached tokens: {admitted}")
+
+
+class Clients:
+    """Everybody who asks; one process that never fails."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._process = Process("client", world.agenda)
+        self.asked: dict[RequestId, Asked] = {}
+        """The latest life of each request id."""
+
+    @property
+    def waiting(self) -> list[Asked]:
+        return [asked for asked in self.asked.values() if asked.outcome is None]
+
+    def submit(self, request: PrefillRequest) -> None:
+        world, now, before = self._world, self._world.agenda.now, self.asked.get(request.request_id)
+        allowed_s = (request.deadline_ms or world.shape.config.default_deadline_ms) / 1e3
+        if before is None or before.outcome is not None:
+            wire = Wire(world.network, f"c>client/{request.request_id}", self._process)
+            asked = Asked(request, now, world.controller.epoch, now + allowed_s + LATE_S, wire)
+            self.asked[request.request_id] = asked
+        world.note("client", f"submits {request.request_id}, {request.prompt_tokens} tokens", "client")
+        self._tell(request.request_id, lambda controller: ev.Submit(request, controller.now))
+
+    def cancel(self, request_id: RequestId) -> None:
+        self._world.note("client", f"cancels {request_id}", "client")
+        self._tell(request_id, lambda controller: ev.Cancel(request_id, controller.now))
+
+    def hear(self, controller: SimController, event: PrefillEvent) -> None:
+        """A controller tells a client, in order, as its stream does."""
+        asked = self.asked.get(event.request_id)
+        if asked is None or asked.epoch != controller.epoch:
+            raise Violation("I4", f"nobody asked for {event}")
+        shown = isinstance(event, Admitted | Finished | Failed)
+
+        def arrive() -> None:
+            now = self._world.agenda.now
+            self._world.story.note(now, "client", "client" if shown else "progress", event)
+            asked.hear(now, event)
+
+        asked.wire.send(arrive)
+
+    def refused(self, request_id: RequestId, error: ErrorInfo) -> None:
+        """The answer to a submission whose request id is alive: that one goes on undisturbed."""
+        told = f"{request_id} is refused: {error.reason}, {error.message}"
+        self._process.after(self._world.network.delay("c>client"), lambda: self._world.note("client", told, "client"))
+
+    def lost_controller(self, controller: SimController) -> None:
+        """Its process died: whoever waits for it finds its stream broken."""
+        error = ControllerUnavailable("the connection to the controller broke").info()
+
+        def arrive(asked: Asked) -> None:
+            if asked.outcome is None:
+                now = self._world.agenda.now
+                asked.events.append((now, Failed(asked.request.request_id, error)))
+                self._world.story.note(now, "client", "client", asked.events[-1][1])
+
+        for asked in self.waiting:
+            if asked.epoch == controller.epoch:
+                asked.wire.send(partial(arrive, asked))
+
+    def _tell(self, request_id: RequestId, say: Callable[[SimController], ev.Event]) -> None:
+        """Reaches whichever controller is there on arrival; a dead one breaks the stream."""
+        world = self._world
+
+        def arrive() -> None:
+            controller, asked = world.controller, self.asked.get(request_id)
+            if not controller.process.alive:
+                self.lost_controller(controller)
+            elif asked is None or asked.epoch == controller.epoch:
+                controller.process.run(lambda: controller.post(say(controller)))
+
+        world.agenda.at(world.agenda.now + world.network.delay("client"), arrive)

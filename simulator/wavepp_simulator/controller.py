@@ -1,0 +1,164 @@
+"""A controller in virtual time: the real controller core in a shell that follows `wavepp_controller.runtime`.
+
+Owns one life of a controller: its process, its core, its clock and its links. Actions are carried out
+in order and never call back into the core within one event. Clients and membership are the world's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from wavepp_controller.core import events as ev
+from wavepp_controller.core.config import ControllerConfig
+from wavepp_controller.core.machine import ControllerMachine
+from wavepp_proto.hashing import hash_blocks
+from wavepp_proto.terms import (
+    AnnounceFrame,
+    DaemonKey,
+    Epoch,
+    Fence,
+    Incarnation,
+    MemberRecord,
+    Round,
+    WaveCommand,
+)
+from wavepp_simulator.ledger import Violation
+from wavepp_simulator.link import SimLink
+from wavepp_simulator.process import Process
+
+if TYPE_CHECKING:
+    from wavepp_simulator.world import World
+
+TICK_S = 0.05
+LEAST_TICK_S = 0.001
+HASH_S = 0.0001
+"""Hashing one prompt; its place in time matters, not its length."""
+
+
+class SimController:
+    def __init__(self, world: World, epoch: Epoch, config: ControllerConfig) -> None:
+        self.world = world
+        self.epoch = epoch
+        self.process = Process("c", world.agenda)
+        self.machine = ControllerMachine(config)
+        self._links: dict[DaemonKey, SimLink] = {}
+        self._busy = False
+        self._served = 0
+
+    @property
+    def now(self) -> float:
+        return self.world.agenda.now
+
+    @property
+    def formation(self) -> int:
+        """Number of the formation that serves; 0 if none does."""
+        for pipeline in self.machine.pipelines.values():
+            if pipeline.serving and pipeline.forming.present is not None:
+                return pipeline.forming.present.number
+        return 0
+
+    @property
+    def links(self) -> dict[DaemonKey, SimLink]:
+        return dict(self._links)
+
+    def start(self) -> None:
+        """Lead, watch membership, tick."""
+        self.post(ev.LeadershipWon(self.epoch, self.now))
+        self.world.registry.watch(self.process, self._member_up, self._member_gone)
+        self._tick()
+
+    def post(self, event: ev.Event) -> None:
+        if self._busy:
+            raise Violation("shell", f"{type(event).__name__} was posted within another event")
+        self._busy = True
+        actions = self.machine.handle(event)
+        self.world.story.heard(self.now, event)
+        self.world.story.decided(self.now, actions)
+        if self.formation != self._served and self.formation:
+            self.world.note("c", f"serves formation {self.formation}", "formation")
+        self._served = self.formation
+        for action in actions:
+            self._perform(action)
+        self._busy = False
+        self.world.touched(self)
+
+    def drop(self, link: SimLink) -> None:
+        if self._links.get(link.plan.key) is link:
+            del self._links[link.plan.key]
+
+    def _member_up(self, record: MemberRecord) -> None:
+        self.post(ev.MemberUp(record, self.now))
+
+    def _member_gone(self, key: DaemonKey, incarnation: Incarnation) -> None:
+        self.post(ev.MemberGone(key, incarnation, self.now))
+
+    def _tick(self) -> None:
+        deadline = self.machine.next_deadline()
+        pause = TICK_S if deadline is None else min(TICK_S, max(LEAST_TICK_S, deadline - self.now))
+
+        def ring() -> None:
+            self.post(ev.Tick(self.now))
+            self._tick()
+
+        self.process.after(pause, ring, background=True)
+
+    # --- actions ----------------------------------------------------------------------------------
+
+    def _perform(self, action: ev.Action) -> None:
+        match action:
+            case ev.SendWave(ordinal=ordinal, rows=rows, targets=targets):
+                for key, fence in targets:
+                    if (link := self._links.get(key)) is not None:
+                        link.send_wave(WaveCommand(replace(fence, ordinal=ordinal), rows))
+            case ev.SendRound(key, asked):
+                self._send_round(key, asked)
+            case ev.Emit(event):
+                self.world.emit(self, event)
+            case ev.AnnounceRequest():
+                self._announce(action)
+            case ev.HashPrompt(request_id, scope, token_ids, block_tokens):
+                hashes = hash_blocks(scope, token_ids, block_tokens)
+                self.process.after(HASH_S, lambda: self.post(ev.Hashed(request_id, hashes, self.now)))
+            case ev.FormPipeline(plans=plans):
+                for plan in plans:
+                    before = self._links.pop(plan.key, None)
+                    if before is not None:
+                        before.close()
+                    link = self._links[plan.key] = SimLink(self, plan)
+                    link.join()
+            case ev.EndFormation():
+                self._end_formation(action)
+            case ev.WatchAgain(key, _):
+                if (link := self._links.get(key)) is not None:
+                    link.watch_digest()
+            case ev.RefuseSubmit(request_id, error):
+                self.world.clients.refused(request_id, error)
+            case ev.Span() | ev.RefuseReform():
+                pass
+
+    def _send_round(self, key: DaemonKey, asked: Round) -> None:
+        if (link := self._links.get(key)) is not None:
+            link.send_round(asked)
+
+    def _announce(self, action: ev.AnnounceRequest) -> None:
+        """Two frames, so that gathering them is part of every history."""
+        request = action.request
+        for key, fence, with_tokens in action.targets:
+            if (link := self._links.get(key)) is None:
+                continue
+            tokens = request.token_ids if with_tokens else b""
+            first = AnnounceFrame(
+                fence, action.key, request.prompt_tokens, 0, action.block_hashes, 0, b"", False, request.sampling
+            )
+            rest = AnnounceFrame(
+                replace(fence, ordinal=1), action.key, request.prompt_tokens, 0, b"", 0, tokens, True, request.sampling
+            )
+            link.announce([first, rest])
+
+    def _end_formation(self, action: ev.EndFormation) -> None:
+        targets: dict[DaemonKey, Fence] = dict(action.targets)
+        for key, link in list(self._links.items()):
+            if key.pipeline == action.pipeline and link.plan.fence.formation == action.formation:
+                del self._links[key]
+                link.end(targets.get(key))
