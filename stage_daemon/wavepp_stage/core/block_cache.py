@@ -67,7 +67,7 @@ class BlockCache:
 
     def escrow(self, key: HoldKey) -> Escrow:
         hold = self._hold(key)
-        demand = self._demand(hold)
+        demand = hold.demand(self._block_tokens)
         shortfall = max(0, demand - self._room(hold.ignore_floor))
         if shortfall:
             return Escrow(hold.leased_blocks * self._block_tokens, demand, shortfall)
@@ -87,12 +87,12 @@ class BlockCache:
         charge = self._tree.held_by_others(trimmed, 1)
         shortfall = max(0, charge - self._room(hold.ignore_floor))
         if shortfall:
-            return Escrow(hold.leased_blocks * self._block_tokens, self._demand(hold), shortfall)
+            return Escrow(hold.leased_blocks * self._block_tokens, hold.demand(self._block_tokens), shortfall)
         hold.advance(HoldInput.UNCOMMIT if hold.phase is Phase.COMMITTED else HoldInput.REVISE)
         self._tree.drop(trimmed)
         hold.chain, hold.leased_blocks = hold.chain[:depth], depth
         self._cancel_escrow(hold)
-        promised = self._promise(hold, self._demand(hold))
+        promised = self._promise(hold, hold.demand(self._block_tokens))
         hold.advance(HoldInput.COMMIT)
         return promised
 
@@ -219,10 +219,10 @@ class BlockCache:
 
     def hold_state(self, key: HoldKey) -> HoldState | None:
         hold = self._holds.get(key)
-        return None if hold is None else self._state(hold)
+        return None if hold is None else hold.state(self._block_tokens)
 
     def inventory(self) -> tuple[HoldState, ...]:
-        return tuple(self._state(hold) for hold in self._holds.values())
+        return tuple(hold.state(self._block_tokens) for hold in self._holds.values())
 
     def digests_since(self, seq: int) -> list[Digest]:
         return self._feed.since(seq, self._tree.resident_hashes, self.capacity())
@@ -232,18 +232,10 @@ class BlockCache:
 
     # --- parts ------------------------------------------------------------------------------------
 
-    def _state(self, hold: Hold) -> HoldState:
-        endpoint = hold.leased_blocks * self._block_tokens
-        owned = int(np.count_nonzero(hold.private))
-        return HoldState(hold.key, hold.phase.value, endpoint, hold.leased_blocks, hold.escrow, owned)
-
     def _room(self, ignore_floor: bool) -> int:
         """Blocks that a taker may still be charged for."""
         floor = 0 if ignore_floor else self.floor_blocks
         return self._pool.free + self._tree.cached - self._escrowed - floor
-
-    def _demand(self, hold: Hold) -> int:
-        return blocks_for(hold.prompt_tokens, self._block_tokens) - hold.leased_blocks
 
     def _promise(self, hold: Hold, demand: int) -> Escrow:
         free = min(demand, max(0, self._pool.free - self._escrowed))

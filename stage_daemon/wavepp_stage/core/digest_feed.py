@@ -43,10 +43,8 @@ class DigestFeed:
         """Too much changed, or the cache was replaced: only a snapshot tells."""
         self._told_capacity = 0
         """Capacity seq of the last numbered delta."""
-
-    @property
-    def has_news(self) -> bool:
-        return self._lost or bool(self._changes)
+        self.changes = 0
+        """Times that residency changed: readers are woken when it grew."""
 
     def added(self, hashes: Shorts) -> None:
         """These hashes became resident; parents before children."""
@@ -58,6 +56,7 @@ class DigestFeed:
 
     def replaced(self) -> None:
         """The cache is another one now: readers need a snapshot."""
+        self.changes += 1
         self._lost = True
         self._changes, self._changed = [], 0
 
@@ -74,7 +73,10 @@ class DigestFeed:
         return [self._log[at] for at in range(seq - first, len(self._log))]
 
     def _change(self, added: bool, hashes: Shorts) -> None:
-        if self._lost or not len(hashes):
+        if not len(hashes):
+            return
+        self.changes += 1
+        if self._lost:
             return
         self._changes.append((added, hashes))
         self._changed += len(hashes)

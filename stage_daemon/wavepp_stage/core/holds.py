@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from wavepp_proto.errors import InternalError
-from wavepp_proto.terms import HoldKey
+from wavepp_proto.hashing import blocks_for
+from wavepp_proto.terms import HoldKey, HoldState
 from wavepp_stage.core.block_hashes import BlockHashes
 from wavepp_stage.core.block_tree import NO_NODES, Nodes
 from wavepp_stage.core.work import BlockTable
@@ -120,6 +121,16 @@ class Hold:
             attempt=self.key.attempt,
             story=" > ".join(self.story) or "new",
         )
+
+    def demand(self, block_tokens: int) -> int:
+        """Blocks of the prompt that the lease does not cover."""
+        return blocks_for(self.prompt_tokens, block_tokens) - self.leased_blocks
+
+    def state(self, block_tokens: int) -> HoldState:
+        """This hold as the inventory lists it."""
+        owned = int(np.count_nonzero(self.private))
+        endpoint = self.leased_blocks * block_tokens
+        return HoldState(self.key, self.phase.value, endpoint, self.leased_blocks, self.escrow, owned)
 
     @property
     def private_blocks(self) -> BlockTable:

@@ -61,7 +61,7 @@ def _check_hold(cache: BlockCache, hold: Hold) -> None:
     _require(cache._tree.node_at(hold.hashes, len(hold.chain)) == last, "a hold's chain has its prompt's hashes")
     _require(hold.phase is not Phase.RETIRED, "a retired hold is not in the ledger")
     taken = int(np.count_nonzero(hold.private)) if hold.phase is Phase.MATERIALISING else 0
-    demand = blocks_for(hold.prompt_tokens, size) - hold.leased_blocks - taken
+    demand = hold.demand(size) - taken
     promised = demand if hold.phase in (Phase.ESCROWED, Phase.COMMITTED, Phase.MATERIALISING) else 0
     _require(hold.escrow == promised, "escrow is what is promised and not taken", hold.escrow, promised)
     if hold.phase is Phase.OWNED:

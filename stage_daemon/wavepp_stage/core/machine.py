@@ -4,7 +4,7 @@
 
 Owns authority (epoch, formation, incarnation), the formation in service and the order in which its
 parts hear of things. Does not own time, threads or bytes: a shell calls `handle` under one mutex. The
-fence is checked in `_gate`, before any handler; handlers never look at epochs or incarnations.
+fence is checked by gate.py before any handler; handlers never look at epochs or incarnations.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from wavepp_proto.errors import FormationEnded as FormationEndedError
 from wavepp_proto.errors import InternalError, StaleMessage
-from wavepp_proto.fence import NO_EPOCH, NO_FORMATION, Standing, check_epoch, check_fence
+from wavepp_proto.fence import NO_EPOCH, NO_FORMATION, Standing, check_fence
 from wavepp_proto.terms import (
     AnnounceAck,
     Capacity,
@@ -34,6 +34,7 @@ from wavepp_stage.core.announcements import Announcements
 from wavepp_stage.core.block_cache import BlockCache
 from wavepp_stage.core.cache_manager import CacheManager
 from wavepp_stage.core.digest_feed import DigestFeed
+from wavepp_stage.core.gate import check_event
 from wavepp_stage.core.holds import Phase
 from wavepp_stage.core.join_plan import check_plan, needs_rebuild
 from wavepp_stage.core.served_formation import ServedFormation
@@ -59,7 +60,9 @@ class StageMachine:
         self._announcements = Announcements(self._is_held)
         self._serving: ServedFormation | None = None
         self._room = 0
-        """Room that readers of the digest were last woken for (blocks)."""
+        """Room after the last event (blocks): digest readers are woken when it grows."""
+        self._told = 0
+        """Changes of the feed that readers were woken for."""
 
     # --- the only door ----------------------------------------------------------------------------
 
@@ -67,7 +70,7 @@ class StageMachine:
         """Apply one event. Raises the typed error of whoever sent it; then nothing was applied.
 
         A broken invariant is nobody's message: it comes back as a CoreError."""
-        self._gate(event)
+        check_event(event, self.standing)
         try:
             actions = self._dispatch(event)
         except InternalError as error:
@@ -75,34 +78,6 @@ class StageMachine:
         if self._has_news():
             actions.append(ev.DigestChanged())
         return actions
-
-    def _gate(self, event: ev.Event) -> None:
-        """The one check for staleness."""
-        match event:
-            case ev.InventoryAsked():
-                check_epoch(event.fence, self.standing)
-            case ev.JoinAsked():
-                check_epoch(event.plan.fence, self.standing)
-            case ev.Announced():
-                check_fence(event.frame.fence, self.standing)
-            case ev.RoundArrived():
-                check_fence(event.round.fence, self.standing)
-            case ev.WaveArrived():
-                check_fence(event.command.fence, self.standing)
-            case ev.FormationEnd():
-                check_fence(event.fence, self.standing)
-            case ev.ReleaseArrived():
-                check_fence(event.fence, self.standing, formation=False)
-            case ev.PrepareWave() | ev.WaveRetired():
-                if event.formation not in (None, self.standing.formation):
-                    raise StaleMessage(
-                        "the wave's formation has ended",
-                        field="formation",
-                        value=event.formation,
-                        limit=self.standing.formation,
-                    )
-            case ev.ExecutorStopped():
-                pass  # speaks of its own formation, whichever is in service
 
     def _dispatch(self, event: ev.Event) -> list[ev.Action]:
         match event:
@@ -139,10 +114,10 @@ class StageMachine:
         return [*ended, ev.InventoryTaken(inventory)]
 
     def _install_epoch(self, epoch: Epoch) -> list[ev.Action]:
-        """A new authority knows nothing of what an older one announced or ran."""
+        """A new authority counts its formations anew, and knows nothing of what an older one ran."""
         if epoch == self.standing.epoch:
             return []
-        self.standing = replace(self.standing, epoch=epoch)
+        self.standing = replace(self.standing, epoch=epoch, formation=NO_FORMATION)
         return self._end_formation()
 
     def _inventory(self, fence: Fence) -> Inventory:
@@ -264,5 +239,6 @@ class StageMachine:
         """Residency changed, or there is more room than readers were last told."""
         capacity = self.capacity()
         room = capacity.free_blocks + capacity.evictable_blocks - capacity.escrowed_blocks
-        grew, self._room = room > self._room, room
-        return grew or self._feed.has_news
+        news = room > self._room or self._feed.changes != self._told
+        self._room, self._told = room, self._feed.changes
+        return news

@@ -1,0 +1,173 @@
+"""Announcements: frames in order, sizes checked, bounds and tombstones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.harness.stage_core import B, StageDriver, join_plan, key, packed_hashes
+from wavepp_proto import limits
+from wavepp_proto.errors import InvalidRequest, MessageTooLarge, QueueFull, WaveppError
+from wavepp_proto.hashing import HASH_BYTES
+from wavepp_proto.terms import AnnounceFrame, HoldKey, Sampling, TraceContext
+from wavepp_stage.core import announcements as module
+from wavepp_stage.core.announcements import Announcements
+from wavepp_stage.core.machine import StageMachine
+
+TOKENS = list(range(10))
+
+
+class Stage:
+    def __init__(self) -> None:
+        self.held: set[HoldKey] = set()
+        self.known = Announcements(self.held.__contains__)
+
+    def add(self, *frames: AnnounceFrame) -> list[bool]:
+        return [self.known.add(frame, B) for frame in frames]
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+def whole(name: str = "a", tokens: list[int] = TOKENS) -> AnnounceFrame:
+    plan = join_plan()
+    return StageDriver(StageMachine(plan.fence.incarnation), plan).frame(name, tokens)
+
+
+def split(frame: AnnounceFrame, at_block: int, at_token: int) -> tuple[AnnounceFrame, AnnounceFrame]:
+    """The same announcement in two frames."""
+    first = replace(
+        frame,
+        block_hashes=frame.block_hashes[: at_block * HASH_BYTES],
+        token_ids=frame.token_ids[: at_token * 4],
+        last=False,
+        sampling=Sampling(seed=3),
+        trace=TraceContext("parent"),
+    )
+    second = replace(
+        frame,
+        first_block=at_block,
+        first_token=at_token,
+        block_hashes=frame.block_hashes[at_block * HASH_BYTES :],
+        token_ids=frame.token_ids[at_token * 4 :],
+    )
+    return first, second
+
+
+@pytest.mark.parametrize(("at_block", "at_token"), [(1, 4), (2, 0), (0, 10), (1, 0), (2, 10)])
+def test_announcement_is_whole_when_it_came_in_two_frames(stage: Stage, at_block: int, at_token: int) -> None:
+    assert stage.add(*split(whole(), at_block, at_token)) == [False, True]
+    known = stage.known.get(key("a"))
+    assert known is not None
+    assert known.hashes.full.tobytes() == packed_hashes(TOKENS)
+    assert known.hashes.shorts.tolist() == np.frombuffer(packed_hashes(TOKENS), "<u8")[::4].tolist()
+    assert known.token_ids is not None
+    assert known.token_ids.tolist() == TOKENS
+    assert (known.prompt_tokens, known.sampling.seed, known.trace.traceparent) == (10, 3, "parent")
+
+
+def test_announcement_needs_no_tokens_when_the_stage_gets_none(stage: Stage) -> None:
+    assert stage.add(replace(whole(), token_ids=b"")) == [True]
+    known = stage.known.get(key("a"))
+    assert known is not None
+    assert known.token_ids is None
+
+
+def test_announcement_is_acknowledged_again_when_it_is_sent_again(stage: Stage) -> None:
+    assert stage.add(whole(), *split(whole(), 1, 4)) == [True, False, True]
+    assert len(stage.known) == 1
+
+
+def test_frames_start_over_when_a_stream_broke_between_them(stage: Stage) -> None:
+    first, second = split(whole(), 1, 4)
+    assert stage.add(first, first, second) == [False, False, True]
+    assert stage.known._bytes == 2 * HASH_BYTES + 40
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"first_block": 1}, "first_block"),
+        ({"first_token": 1}, "first_token"),
+        ({"block_hashes": packed_hashes(TOKENS)[:HASH_BYTES]}, "block_hashes"),
+        ({"block_hashes": packed_hashes(TOKENS)[:-1]}, "frame"),
+        ({"token_ids": b"\0" * 36}, "token_ids"),
+        ({"token_ids": b"\0" * 44}, "frame"),
+        ({"prompt_tokens": 0}, "prompt_tokens"),
+        ({"prompt_tokens": limits.MAX_PROMPT_TOKENS + 1}, "prompt_tokens"),
+    ],
+)
+def test_frame_is_refused_by_name_when_a_field_is_wrong(stage: Stage, change: dict[str, object], field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        stage.add(replace(whole(), **change))  # type: ignore[arg-type]
+    assert caught.value.fields["field"] == field
+    assert (len(stage.known), stage.known._bytes, stage.known._gathered) == (0, 0, {})
+    assert stage.add(whole()) == [True]
+
+
+def test_frames_so_far_are_dropped_when_a_later_one_is_wrong(stage: Stage) -> None:
+    first, second = split(whole(), 1, 4)
+    stage.add(first)
+    with pytest.raises(InvalidRequest):
+        stage.add(replace(second, prompt_tokens=11))
+    assert stage.known._bytes == 0
+    with pytest.raises(InvalidRequest):
+        stage.add(second)
+
+
+def test_frame_is_refused_when_it_exceeds_the_wire_limit(stage: Stage) -> None:
+    with pytest.raises(MessageTooLarge):
+        stage.add(replace(whole(), token_ids=bytes(limits.FRAME_BYTES + 4), prompt_tokens=1 << 20))
+
+
+def test_oldest_request_that_holds_nothing_makes_room_when_the_count_is_full(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_ANNOUNCED", 3)
+    stage.held.add(key("a"))
+    stage.add(*(whole(name) for name in "abcd"))
+    assert stage.known.keys() == (key("a"), key("c"), key("d"))
+    stage.held |= {key("c"), key("d")}
+    with pytest.raises(QueueFull):
+        stage.add(whole("e"))
+
+
+def test_bytes_are_bounded_when_prompts_are_long(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = 2 * HASH_BYTES + 40
+    monkeypatch.setattr(module, "MAX_ANNOUNCED_BYTES", 2 * size + 10)
+    stage.add(*(whole(name) for name in "abc"))
+    assert stage.known.keys() == (key("b"), key("c"))
+    assert stage.known._bytes == 2 * size
+
+
+def test_bytes_return_to_zero_when_everything_is_forgotten(stage: Stage) -> None:
+    stage.add(whole("a"), *split(whole("b"), 1, 4))
+    stage.add(split(whole("c"), 1, 4)[0])
+    for name in "abc":
+        stage.known.forget(key(name))
+    assert (len(stage.known), stage.known._bytes, stage.known._gathered) == (0, 0, {})
+
+
+def test_rest_of_the_frames_vanishes_when_the_cancel_came_between_them(stage: Stage) -> None:
+    first, second = split(whole(), 1, 4)
+    stage.add(first)
+    stage.known.forget(key("a"))
+    assert stage.add(second, first, second) == [False, False, False]
+    assert len(stage.known) == 0
+
+
+def test_tombstones_are_bounded_when_cancels_storm(stage: Stage) -> None:
+    for index in range(limits.MAX_TOMBSTONES + 100):
+        stage.known.forget(key(str(index)))
+    assert len(stage.known._tombstones) == limits.MAX_TOMBSTONES
+    assert stage.add(whole("99"), whole("100")) == [True, False]
+
+
+def test_refusals_are_typed_when_they_reach_the_sender(stage: Stage) -> None:
+    with pytest.raises(WaveppError) as caught:
+        stage.add(replace(whole(), first_block=1))
+    assert (caught.value.reason, caught.value.code) == ("INVALID_REQUEST", "INVALID_ARGUMENT")
