@@ -1,0 +1,254 @@
+"""What a scenario may command: build a cluster, ask, wait, break things, look.
+
+Owns the command words. One console has one world. Output is gathered and taken a stanza at a time: what
+the story tells of the kinds that are switched on, and what `show` prints. `expect` is a check that no
+renewal of the golden output can lose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+from wavepp_controller.core.config import ControllerConfig
+from wavepp_controller.core.events import DrainAsked
+from wavepp_proto.terms import Failed, Finished, LinkKind, PrefillRequest, RequestId
+from wavepp_simulator import mishaps
+from wavepp_simulator.clients import prompt
+from wavepp_simulator.executor import Costs
+from wavepp_simulator.show import blocks, holds, requests
+from wavepp_simulator.story import KINDS, USUAL
+from wavepp_simulator.world import Shape, World
+
+LIMIT_S = 900.0
+"""Longest `run until`, in virtual seconds."""
+_CONFIG = {field.name for field in fields(ControllerConfig)} - {"policy", "link", "wave_tokens"}
+
+
+class CommandError(Exception):
+    """A command that cannot be understood, or an expectation that does not hold."""
+
+
+class Console:
+    def __init__(self) -> None:
+        self._world: World | None = None
+        self._kinds = USUAL
+        self._told = 0
+        """Entries of the story that were taken."""
+        self._output: list[str] = []
+
+    def obey(self, line: str) -> None:
+        """Run one command. Raises CommandError, Violation."""
+        words = [word for word in line.split() if "=" not in word]
+        options = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        work = _COMMANDS.get(words[0]) if words else None
+        if work is None:
+            raise CommandError(f"unknown command; known: {' '.join(sorted(_COMMANDS))}")
+        try:
+            work(self, words[1:], options)
+        except (ValueError, KeyError, IndexError) as error:
+            raise CommandError(f"cannot be understood: {error!r}") from error
+        self._gather()
+
+    def take(self) -> list[str]:
+        """Output since the last call."""
+        if self._world is not None:
+            self._gather()
+        output, self._output = self._output, []
+        return output
+
+    @property
+    def world(self) -> World:
+        if self._world is None:
+            raise CommandError("begin with `cluster`")
+        return self._world
+
+    def _gather(self) -> None:
+        self._output += self.world.story.lines(self._told, self._kinds)
+        self._told = len(self.world.story.entries)
+
+    # --- commands ---------------------------------------------------------------------------------
+
+    def cluster(self, words: list[str], options: dict[str, str]) -> None:
+        """A new cluster, once: runs until its pipeline serves."""
+        if self._world is not None:
+            raise CommandError("there is a cluster already")
+        self._world = World(_shape(options))
+        self._world.start()
+        self._world.run(lambda: self.world.controller.formation > 0, LIMIT_S)
+
+    def submit(self, words: list[str], options: dict[str, str]) -> None:
+        """submit r1 len=100 [text=a*64+b] [deadline_ms=500] [salt=x] [pipeline=p]"""
+        (name,) = words
+        length = int(options.pop("len"))
+        tokens = prompt(options.pop("text", name), length) if length else b""
+        request = PrefillRequest(RequestId(name), tokens)
+        known: dict[str, Any] = {}
+        for option, value in options.items():
+            known |= {
+                "deadline_ms": lambda value=value: {"deadline_ms": int(value)},
+                "salt": lambda value=value: {"cache_salt": value},
+                "pipeline": lambda value=value: {"pipeline": value},
+            }[option]()
+        self.world.clients.submit(replace(request, **known))
+
+    def cancel(self, words: list[str], options: dict[str, str]) -> None:
+        (name,) = words
+        self.world.clients.cancel(RequestId(name))
+
+    def run(self, words: list[str], options: dict[str, str]) -> None:
+        """run until idle | serving | formation 2 | r1 running | r1 ended | stage 1 executes 3"""
+        until, *what = words
+        if until != "until":
+            raise CommandError("run until what?")
+        self.world.run(self._condition(what), LIMIT_S)
+        if what == ["idle"]:
+            self.world.check_drained()
+
+    def _condition(self, what: list[str]) -> Callable[[], bool]:
+        world = self.world
+        match what:
+            case ["idle"]:
+                return lambda: world.idle
+            case ["serving"]:
+                return lambda: world.controller.formation > 0
+            case ["formation", number]:
+                return lambda: world.controller.formation == int(number)
+            case ["stage", place, "executes", ordinal]:
+                return lambda: world.stages[int(place)].executor.executing == int(ordinal)
+            case [name, "ended"]:
+                return lambda: world.clients.asked[RequestId(name)].outcome is not None
+            case [name, state]:
+                return lambda: self._state(name) == state
+        raise CommandError(f"no condition {' '.join(what)}")
+
+    def _state(self, name: str) -> str | None:
+        for pipeline in self.world.controller.machine.pipelines.values():
+            if (request := pipeline.book.living.get(RequestId(name))) is not None:
+                return request.state.value
+        return None
+
+    def advance(self, words: list[str], options: dict[str, str]) -> None:
+        (span,) = words
+        self.world.advance(_seconds(span))
+
+    def slow(self, words: list[str], options: dict[str, str]) -> None:
+        """slow s1>c/digest 500ms"""
+        wire, span = words
+        mishaps.slow_wire(self.world, wire, _seconds(span))
+
+    def break_(self, words: list[str], options: dict[str, str]) -> None:
+        """break r1 stage 1"""
+        name, _, place = words
+        mishaps.break_row(self.world, int(place), name)
+
+    def fault(self, verb: str, words: list[str]) -> None:
+        """crash | restart | pause | resume | cut | drain, of stage N or of the controller."""
+        match words:
+            case ["stage", place]:
+                _STAGE_FAULTS[verb](self.world, int(place))
+            case ["controller"] if verb == "drain":
+                controller = self.world.controller
+                self.world.note("world", "the controller is told to drain", "fault")
+                controller.post(DrainAsked(controller.now))
+            case ["controller"]:
+                _CONTROLLER_FAULTS[verb](self.world)
+            case _:
+                raise CommandError(f"{verb} what?")
+
+    def log(self, words: list[str], options: dict[str, str]) -> None:
+        """log usual | log all | log +digest -votes"""
+        for word in words:
+            kind = word[1:] if word[0] in "+-" else word
+            if word in ("usual", "all", "nothing"):
+                self._kinds = {"usual": USUAL, "all": KINDS, "nothing": frozenset[str]()}[word]
+            elif kind not in KINDS:
+                raise CommandError(f"no kind {kind}; known: {' '.join(sorted(KINDS))}")
+            else:
+                self._kinds = self._kinds | {kind} if word[0] == "+" else self._kinds - {kind}
+
+    def show(self, words: list[str], options: dict[str, str]) -> None:
+        """show blocks | holds | requests"""
+        self._gather()
+        for word in words:
+            self._output += {"blocks": blocks, "holds": holds, "requests": requests}[word](self.world)
+
+    def expect(self, words: list[str], options: dict[str, str]) -> None:
+        """expect r1 finished [cached=96] | expect r1 STAGE_LOST [within=2s]: since the last fault."""
+        name, wanted = words
+        asked = self.world.clients.asked[RequestId(name)]
+        match asked.outcome:
+            case Finished(cached_tokens=cached):
+                got = "finished"
+                if int(options.get("cached", cached)) != cached:
+                    raise CommandError(f"{cached} tokens were cached")
+            case Failed(error=error):
+                got = error.reason
+            case None:
+                got = "waiting"
+        if got != wanted:
+            raise CommandError(f"{name} is {got}")
+        if "within" in options:
+            since = self.world.faulted_at or 0.0
+            took = (asked.ended_at or self.world.agenda.now) - since
+            if took > _seconds(options["within"]):
+                raise CommandError(f"it took {took:.3f} s")
+
+
+def _shape(options: dict[str, str]) -> Shape:
+    """cluster [pools=64,64,64] [block=16] [wave=64] [wave_ms=1] [token_us=10] and settings of the controller."""
+    options = dict(options)
+    pools = tuple(int(blocks) for blocks in options.pop("pools", "64,64,64").split(","))
+    costs = Costs(float(options.pop("wave_ms", "1")) / 1e3, float(options.pop("token_us", "10")) / 1e6)
+    block, wave = int(options.pop("block", "16")), int(options.pop("wave", "64"))
+    window = int(options.pop("window", "4096"))
+    unknown = options.keys() - _CONFIG
+    if unknown:
+        raise CommandError(f"no setting {' '.join(sorted(unknown))}; known: {' '.join(sorted(_CONFIG))}")
+    settings: dict[str, Any] = {name: int(value) for name, value in options.items()}
+    config = ControllerConfig(wave_tokens=wave, link=LinkKind.GRPC, **settings)
+    return Shape(pools=pools, block_tokens=block, window=window, costs=costs, config=config)
+
+
+def _seconds(span: str) -> float:
+    """`250ms` or `2s`. ValueError for anything else."""
+    for unit, size in (("ms", 1e-3), ("s", 1.0)):
+        if span.endswith(unit):
+            return float(span.removesuffix(unit)) * size
+    raise ValueError(f"{span} has no unit")
+
+
+_STAGE_FAULTS: dict[str, Callable[[World, int], None]] = {
+    "crash": mishaps.crash_stage,
+    "restart": mishaps.restart_stage,
+    "pause": mishaps.pause_stage,
+    "resume": mishaps.resume_stage,
+    "cut": mishaps.cut_stage,
+    "drain": mishaps.drain_stage,
+}
+_CONTROLLER_FAULTS: dict[str, Callable[[World], None]] = {
+    "crash": mishaps.crash_controller,
+    "restart": mishaps.replace_controller,
+    "pause": mishaps.pause_controller,
+    "resume": mishaps.resume_controller,
+}
+
+
+def _fault(verb: str) -> Callable[[Console, list[str], dict[str, str]], None]:
+    return lambda console, words, options: console.fault(verb, words)
+
+
+_COMMANDS: dict[str, Callable[[Console, list[str], dict[str, str]], None]] = {
+    "advance": Console.advance,
+    "break": Console.break_,
+    "cancel": Console.cancel,
+    "cluster": Console.cluster,
+    "expect": Console.expect,
+    "log": Console.log,
+    "run": Console.run,
+    "show": Console.show,
+    "slow": Console.slow,
+    "submit": Console.submit,
+    **{verb: _fault(verb) for verb in _STAGE_FAULTS},
+}
