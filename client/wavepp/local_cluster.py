@@ -13,13 +13,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc.aio
 
-from wavepp_proto.errors import InvalidRequest, PipelineUnavailable, WaveppError
+from wavepp.local_plan import LocalPlan
+from wavepp_proto.errors import PipelineUnavailable, WaveppError
 from wavepp_proto.runtime.channels import ClientSecurity, open_channel
 from wavepp_proto.runtime.child import child_argv
 from wavepp_proto.runtime.election import find_leader
@@ -28,52 +29,11 @@ from wavepp_proto.runtime.etcd_server import EtcdServer
 from wavepp_proto.runtime.etcd_store import EtcdStore
 from wavepp_proto.v1 import admin_pb2, admin_pb2_grpc
 
+__all__ = ["Child", "LocalCluster", "LocalPlan"]
+
 POLL_S = 0.1
 STOP_S = 15.0
 LOG_TAIL_BYTES = 2000
-
-
-@dataclass(frozen=True, slots=True)
-class LocalPlan:
-    """What to run. Sequences have one entry a stage, or one entry for all."""
-
-    model: str
-    engine: str = "torch"
-    stages: int = 4
-    pool_blocks: Sequence[int] = (1024,)
-    layers: Sequence[str] = ()
-    """Bands first:last, one a stage; empty splits evenly."""
-    block_tokens: int = 64
-    wave_tokens: int = 16_384
-    link: str | None = None
-    device: str = "cpu"
-    dtype: str = "float32"
-    threads: int | None = None
-    listen: str = "127.0.0.1:7411"
-    cluster: str = "default"
-    pipeline: str = "default"
-    etcd: str | None = None
-    """Endpoints of an etcd that runs already; None brings a throw-away one."""
-    otlp: str | None = None
-    trace_sample: float = 1.0
-    silence_ms: int = 1250
-    log_level: str = "info"
-    timeout_s: float = 120.0
-    tls: Mapping[str, str] = field(default_factory=dict)
-    """--tls-ca, --tls-cert, --tls-key, --tls-server-name by name without dashes."""
-
-    def __post_init__(self) -> None:
-        if self.engine == "torch" and not Path(self.model).is_dir():
-            raise InvalidRequest(f"no model folder {self.model!r}", field="model", value=self.model)
-        if self.stages < 1:
-            raise InvalidRequest("a pipeline has at least one stage", field="stages", value=self.stages, limit=1)
-        for name in ("pool_blocks", "layers"):
-            given = len(getattr(self, name))
-            if given not in (0, 1, self.stages) or (name == "pool_blocks" and not given):
-                raise InvalidRequest(
-                    f"{name} needs one value, or one for each of {self.stages} stages",
-                    field=name, value=given, limit=self.stages,
-                )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -102,7 +62,6 @@ class LocalCluster:
         self.address = ""
         self.etcd: EtcdServer | None = None
         self.children: dict[str, Child] = {}
-        self._endpoints = plan.etcd or ""
         self._channel: grpc.aio.Channel | None = None
 
     async def start(self, say: Callable[[str], None] = lambda text: None) -> admin_pb2.StatusResponse:
@@ -114,8 +73,7 @@ class LocalCluster:
             self.log_dir.mkdir(parents=True, exist_ok=True)
             if self.plan.etcd is None:
                 self.etcd = await EtcdServer.start()
-                self._endpoints = self.etcd.endpoint
-                say(f"etcd {self.etcd.binary.version} at {self._endpoints} (pid {self.etcd.pid})")
+                say(f"etcd {self.etcd.binary.version} at {self.etcd.endpoint} (pid {self.etcd.pid})")
             await self.start_controller()
             for stage in range(self.plan.stages):
                 await self.start_stage(stage)
@@ -148,13 +106,22 @@ class LocalCluster:
         return await self._spawn(f"stage-{stage}", argv)
 
     def _common(self) -> list[str]:
-        plan = self.plan
-        argv = ["--etcd", self._endpoints, "--cluster", plan.cluster, "--log-level", plan.log_level]
+        plan, etcd = self.plan, self._etcd_options()
+        argv = ["--etcd", ",".join(etcd.endpoints), "--cluster", plan.cluster, "--log-level", plan.log_level]
+        for name, path in (("ca", etcd.ca), ("cert", etcd.cert), ("key", etcd.key)):
+            argv += [f"--etcd-{name}", str(path)] if path is not None else []
         if plan.otlp:
             argv += ["--otlp", plan.otlp, "--trace-sample", str(plan.trace_sample)]
         for name, value in plan.tls.items():
             argv += [f"--{name}", value]
         return argv
+
+    def _etcd_options(self) -> EtcdOptions:
+        """How everybody here reaches etcd."""
+        plan = self.plan
+        if self.etcd is not None:
+            return self.etcd.options
+        return EtcdOptions(tuple((plan.etcd or "").split(",")), plan.etcd_ca, plan.etcd_cert, plan.etcd_key)
 
     async def _spawn(self, name: str, argv: list[str]) -> Child:
         log = self.log_dir / f"{name}.log"
@@ -220,7 +187,7 @@ class LocalCluster:
                 )
 
     async def _leader(self, deadline: float) -> str:
-        store = EtcdStore(EtcdOptions((*self._endpoints.split(","),)))
+        store = EtcdStore(self._etcd_options())
         try:
             while time.monotonic() < deadline:
                 self._check_children()

@@ -60,6 +60,9 @@ def up(
     etcd: Annotated[
         str | None, typer.Option("--etcd", envvar="WAVEPP_ETCD", help="An etcd that runs; else one is brought along.")
     ] = None,
+    etcd_ca: opt.EtcdCa = None,
+    etcd_cert: opt.EtcdCert = None,
+    etcd_key: opt.EtcdKey = None,
     cluster: opt.Cluster = "default",
     timeout_s: Annotated[
         float, typer.Option("--timeout-s", envvar="WAVEPP_TIMEOUT_S", help="Longest start (seconds).")
@@ -92,7 +95,8 @@ def up(
             model=model, engine=engine, stages=stages, pool_blocks=_numbers("pool_blocks", pool_blocks),
             layers=tuple(filter(None, layers.split(","))), block_tokens=block_tokens, wave_tokens=wave_tokens,
             link=link, device=device, dtype=dtype, threads=threads, listen=listen or _free_default(),
-            cluster=cluster, etcd=etcd, otlp=otlp, trace_sample=trace_sample, log_level=log_level,
+            cluster=cluster, etcd=etcd, etcd_ca=etcd_ca, etcd_cert=etcd_cert, etcd_key=etcd_key,
+            otlp=otlp, trace_sample=trace_sample, log_level=log_level,
             timeout_s=timeout_s, tls={name: str(value) for name, value in names.items() if value},
         )  # fmt: skip
         client = security(tls_ca, tls_cert, tls_key, tls_server_name)
