@@ -318,6 +318,35 @@ def test_request_is_not_ready_when_one_daemon_has_not_acknowledged() -> None:
     assert isinstance(pipeline.outcome("a"), Finished)
 
 
+def test_request_is_announced_again_when_a_daemon_never_acknowledges() -> None:
+    pipeline = FakePipeline()
+    pipeline.hold = {AnnounceRequest}
+    pipeline.submit("a", 40)
+    pipeline.held.clear()
+    pipeline.hold = set()
+    pipeline.pass_time(29.9)
+    assert pipeline.state("a") == "announced"
+    pipeline.pass_time(0.2)
+    finished = pipeline.outcome("a")
+    assert isinstance(finished, Finished)
+    assert finished.attempt == 2
+    assert pipeline.counter("announcements_lost") == 1
+
+
+def test_no_tick_is_asked_for_early_when_the_first_waits_behind_full_lanes() -> None:
+    pipeline = FakePipeline(config=ControllerConfig(wave_tokens=64, lanes=1))
+    pipeline.daemon(1).short["a"] = 5
+    pipeline.submit("a", 40)
+    pipeline.daemon(1).short.clear()
+    pipeline.hold = {SendWave}
+    pipeline.pass_time(0.2)
+    pipeline.submit("b", 40)
+    assert (pipeline.state("a"), pipeline.state("b")) == ("running", "hinted")
+    deadline = pipeline.machine.next_deadline()
+    assert deadline is not None
+    assert deadline >= pipeline.now + 1.0
+
+
 # --- deadlines and endings ----------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,16 @@ def test_field_is_named_when_it_breaks_its_rule(fields: dict[str, Any], field: s
     error = refused(FakePipeline(), **fields)
     assert error.reason == "INVALID_REQUEST"
     assert fields_of(error)["field"] == field
+
+
+def test_full_logits_are_refused_when_a_row_would_not_fit_one_message() -> None:
+    pipeline = FakePipeline(start=False)
+    pipeline.post(LeadershipWon(Epoch(1), pipeline.now))
+    huge = replace(record(0).model, vocabulary=limits.MAX_VOCABULARY + 1)
+    for stage in (0, 1):
+        pipeline.post(MemberUp(record(stage, model=huge), pipeline.now))
+    error = refused(pipeline, sampling=Sampling(full_logits=True))
+    assert fields_of(error)["field"] == "full_logits"
 
 
 def test_unknown_pipeline_is_refused() -> None:

@@ -65,7 +65,10 @@ class Admission:
 
     def next_deadline(self) -> float | None:
         """When something here must be looked at again without any event."""
-        return self.ready.next_retry() if self._rounds.open is None else self._rounds.open.deadline
+        if self._rounds.open is not None:
+            return self._rounds.open.deadline
+        closed = self._formation.draining or len(self.holders) >= self._config.lanes
+        return None if closed else self.ready.next_retry()
 
     def enter(self, request: Request, now: float) -> None:
         """A request is hashed and announced everywhere: hint it and give it its place."""
@@ -159,7 +162,7 @@ class Admission:
                 break
             retried = head.state is RequestState.WAITING
             self._hint(head, now)
-            head.current.begin_rounds(now)
+            head.current.begin_rounds()
             head.advance(RequestInput.PREPARE, now)
             self.holders[head.id] = head
             chosen.append(head)

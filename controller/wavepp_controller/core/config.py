@@ -36,6 +36,8 @@ class ControllerConfig:
     join_deadline_ms: int = limits.JOIN_DEADLINE_MS
     round_deadline_ms: int = limits.ROUND_DEADLINE_MS
     capacity_retry_ms: int = limits.CAPACITY_RETRY_MS
+    announce_deadline_ms: int = 30_000
+    """An announcement that some daemon has not acknowledged by then is made again."""
     pipeline_wait_ms: int = limits.PIPELINE_WAIT_MS
     wave_timeout_ms: int = limits.WAVE_TIMEOUT_MS
     """Longest pause between two waves that the last stage reports while some are in flight."""

@@ -138,10 +138,10 @@ class PipelineFormation:
         self.serving = True
         return True
 
-    def excuse(self, pause: float) -> None:
+    def excuse(self, pause: float, now: float) -> None:
         """Time in which the controller itself did not listen is nobody's silence."""
         for daemon in self.daemons.values():
-            daemon.last_heard += pause
+            daemon.last_heard = min(now, daemon.last_heard + pause)
 
     def silent(self, now: float, silence: float) -> Daemon | None:
         """The daemon that has been silent longest, if longer than `silence` seconds."""

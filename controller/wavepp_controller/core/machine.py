@@ -91,6 +91,11 @@ class ControllerMachine:
         times = (pipeline.next_deadline(self._now) for pipeline in self.pipelines.values())
         return min((at for at in times if at is not None), default=None)
 
+    @property
+    def ready(self) -> bool:
+        """Leads, and no pipeline is stalled (I6): what health checks ask for, often."""
+        return self.epoch is not None and not any(p.stalled(self._now) for p in self.pipelines.values())
+
     def status(self) -> ControllerStatus:
         return snapshot(self, self._out.counters, self._now)
 

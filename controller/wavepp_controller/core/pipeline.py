@@ -283,7 +283,7 @@ class PipelineMachine:
         if late is not None:
             self.end_formation(late, now)
             return
-        formation.excuse(pause)
+        formation.excuse(pause, now)
         silent = formation.silent(now, self._config.silence_ms / 1e3)
         if silent is not None:
             self._lose(silent, f"silent for {now - silent.last_heard:.2f} s", now)

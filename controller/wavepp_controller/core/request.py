@@ -48,12 +48,12 @@ class Try:
     unacked: set[DaemonKey] = field(default_factory=set)
     announced: bool = False
     """Daemons may know this attempt, so ending it takes a release."""
+    announced_at: float = 0.0
     candidate: int = 0
     """Endpoint proposed in the first round (tokens)."""
     hinted_version: tuple[int, int] | None = None
     """Versions of index and fresh chains that `candidate` was computed from; None before the first hint."""
     rounds: int = 0
-    first_round: float = 0.0
     held: dict[DaemonKey, Held] = field(default_factory=dict)
     own_hits: dict[StageIndex, int] = field(default_factory=dict)
     """Longest prefix each stage alone could reuse (tokens), by its first vote."""
@@ -82,10 +82,9 @@ class Try:
     def best_stage_hit(self) -> int:
         return max(self.own_hits.values(), default=0)
 
-    def begin_rounds(self, now: float) -> None:
+    def begin_rounds(self) -> None:
         """Forget what earlier rounds, all released since, had found."""
         self.rounds = 0
-        self.first_round = now
         self.held, self.own_hits, self.shortages = {}, {}, {}
         self.revise_to = self.left_to_agree = self.differed_at = None
 

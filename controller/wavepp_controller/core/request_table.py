@@ -8,7 +8,7 @@ Owns the states, the inputs and which follows which; `Request.advance` is the on
        ▼               announce              all acked
     QUEUED ─────────────────────▶ ANNOUNCED ───────────▶ HINTED
       ▲ ▲                             ▲                    │ prepare
-      │ │ new formation               │ not announced      ▼
+      │ │ new formation               │ ↺ not announced    ▼
       │ ├── ANNOUNCED, HINTED, ◀─┐    ├─────────────── PREPARING ◀─┐ revise
       │ │   WAITING              │    │  run short /    │ │  └─────┘
       │ │                        │    │  round lost     │ │ commit
@@ -53,7 +53,7 @@ class RequestInput(Enum):
     COMMIT = "commit"
     RUN_SHORT = "run short"  # some daemon has no capacity
     ROUND_LOST = "round lost"  # the round's deadline passed
-    NOT_ANNOUNCED = "not announced"  # some daemon does not know it: announce under the next attempt
+    NOT_ANNOUNCED = "not announced"  # some daemon does not know it, or never said so: announced as the next attempt
     FIRST_WAVE = "first wave"
     FINISH = "finish"
     NEW_FORMATION = "new formation"  # the formation ended while it held nothing
@@ -75,6 +75,7 @@ TABLE: dict[tuple[RequestState, RequestInput], RequestState] = {
     (S.QUEUED, In.ANNOUNCE): S.ANNOUNCED,
     (S.QUEUED, In.NEW_FORMATION): S.QUEUED,
     (S.ANNOUNCED, In.ALL_ACKED): S.HINTED,
+    (S.ANNOUNCED, In.NOT_ANNOUNCED): S.ANNOUNCED,
     (S.ANNOUNCED, In.NEW_FORMATION): S.QUEUED,
     (S.HINTED, In.PREPARE): S.PREPARING,
     (S.HINTED, In.NEW_FORMATION): S.QUEUED,
@@ -113,8 +114,13 @@ IMPOSSIBLE: dict[Pair, str] = {
     ),
     **_impossible(
         "it is in no round",
-        (In.REVISE, In.COMMIT, In.RUN_SHORT, In.ROUND_LOST, In.NOT_ANNOUNCED),
+        (In.REVISE, In.COMMIT, In.RUN_SHORT, In.ROUND_LOST),
         *(set(LIVING) - {S.PREPARING}),
+    ),
+    **_impossible(
+        "nobody was asked whether it is announced",
+        (In.NOT_ANNOUNCED,),
+        *(set(LIVING) - {S.PREPARING, S.ANNOUNCED}),
     ),
     **_impossible(
         "waves carry admitted requests only, the first once", (In.FIRST_WAVE,), *(set(LIVING) - {S.ADMITTED})

@@ -38,6 +38,7 @@ class Service:
         self._formation, self._facts, self._book, self._out = formation, facts, book, out
         self.next_rounds = next_rounds
         """Round ordinals by daemon; they go on in the next formation."""
+        self._patience_s = config.announce_deadline_ms / 1e3
         rounds = RoundBook(formation.daemons, config.round_deadline_ms / 1e3, next_rounds)
         self.admission = Admission(formation, index, rounds, config, out)
         self.execution = Execution(book.pipeline, formation, config, out, now)
@@ -56,7 +57,7 @@ class Service:
             self._book.fail(request, RequestInput.FAIL, error, now)
             return
         request.advance(RequestInput.ANNOUNCE, now)
-        self._announce(request, request.hashes)
+        self._announce(request, request.hashes, now)
 
     def acked(self, key: DaemonKey, ack: AnnounceAck, now: float) -> None:
         request = self._book.living.get(ack.key.request_id)
@@ -94,6 +95,10 @@ class Service:
         self._withdraw(request)
 
     def expire(self, now: float) -> None:
+        for request in self._book:
+            if request.state is RequestState.ANNOUNCED and now - request.current.announced_at > self._patience_s:
+                self._out.count("announcements_lost")
+                self._announce_again(request, now)
         self.admission.expire(now)
         self.execution.expire(now)
 
@@ -128,8 +133,8 @@ class Service:
             return error
         return None
 
-    def _announce(self, request: Request, hashes: bytes) -> None:
-        request.current.announced = True
+    def _announce(self, request: Request, hashes: bytes, now: float) -> None:
+        request.current.announced, request.current.announced_at = True, now
         request.current.unacked = set(self._formation.daemons)
         targets = tuple(
             (key, daemon.fence(), key.stage == 0 or (daemon.reply is not None and daemon.reply.needs_tokens))
@@ -143,7 +148,7 @@ class Service:
         request.start_over()
         request.advance(RequestInput.NOT_ANNOUNCED, now)
         if request.hashes is not None:
-            self._announce(request, request.hashes)
+            self._announce(request, request.hashes, now)
 
     def _withdraw(self, request: Request) -> None:
         self.execution.withdraw(request)

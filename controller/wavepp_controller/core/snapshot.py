@@ -29,7 +29,7 @@ def snapshot(machine: ControllerMachine, counters: Counter[str], now: float) -> 
     return ControllerStatus(
         epoch=machine.epoch,
         draining=machine.draining,
-        ready=machine.epoch is not None and not any(pipeline.stalled(now) for pipeline in pipelines),
+        ready=machine.ready,
         membership_frozen=machine.membership_frozen,
         pipelines=tuple(_pipeline(pipeline, machine.config.policy, now) for pipeline in pipelines),
         requests=tuple(

@@ -75,6 +75,13 @@ def check_against(request: PrefillRequest, facts: PipelineFacts) -> None:
             value=request.prompt_tokens,
             limit=window,
         )
+    if request.sampling.full_logits and facts.model.vocabulary > limits.MAX_VOCABULARY:
+        raise InvalidRequest(
+            f"a row of {facts.model.vocabulary} logits does not fit one message",
+            field="full_logits",
+            value=facts.model.vocabulary,
+            limit=limits.MAX_VOCABULARY,
+        )
     check_tokens(request.token_ids, facts.model.vocabulary)
     check_fits(request.prompt_tokens, facts)
 
