@@ -5,17 +5,20 @@ Owns the states, the inputs and which follows which; `Request.advance` is the on
 
     RECEIVED ──reject──▶ REJECTED
        │ accept
-       ▼               announce              all acked
-    QUEUED ─────────────────────▶ ANNOUNCED ───────────▶ HINTED
-      ▲ ▲                             ▲                    │ prepare
-      │ │ new formation               │ ↺ not announced    ▼
-      │ ├── ANNOUNCED, HINTED, ◀─┐    ├─────────────── PREPARING ◀─┐ revise
-      │ │   WAITING              │    │  run short /    │ │  └─────┘
-      │ │                        │    │  round lost     │ │ commit
-      │ │                     WAITING ◀─────────────────┘ ▼
-      │ │                        └──────prepare──▶ ...  ADMITTED ──first wave──▶ RUNNING ──finish──▶ FINISHED
-      │ │                                                  │                        │
-      └─┴──────────── readmit (PREPARING, ADMITTED, RUNNING, in a new formation) ◀──┘
+       ▼       announce             all acked          prepare
+     QUEUED ─────────────▶ ANNOUNCED ────────▶ HINTED ─────────▶ PREPARING ◀─┐
+       ▲                    ▲  │  ▲                               │ │ ▲ │ └──┘ revise
+       │                    └──┘  └──────── not announced ────────┘ │ │ │
+       │               not announced       run short or round lost  ▼ │ │
+       │                                                      WAITING─┘ │ commit
+       │                                                       prepare  ▼
+       │                                                             ADMITTED
+       │                                                                │ first wave
+       │                                                                ▼
+       │                                                             RUNNING ──finish──▶ FINISHED
+       │
+       ├── new formation: QUEUED, ANNOUNCED, HINTED, WAITING (they hold nothing)
+       └── readmit: PREPARING, ADMITTED, RUNNING (an attempt was lost, another is left)
 
     from every living state:  fail or expire ──▶ FAILED      cancel ──▶ CANCELLED
 

@@ -65,10 +65,6 @@ class Ring:
     def room(self) -> bool:
         return self.in_flight < self.size
 
-    @property
-    def last_sent(self) -> WaveOrdinal:
-        return WaveOrdinal(self._next_ordinal - 1)
-
     def send(self, rows: tuple[Row, ...]) -> WaveOrdinal:
         """Take a slot for the next wave; its ordinal."""
         if not self.room:
