@@ -38,8 +38,9 @@ from wavepp_stage.runtime.control_service import ControlService
 from wavepp_stage.runtime.core_shell import CoreShell
 from wavepp_stage.runtime.engines import equip
 from wavepp_stage.runtime.execution_service import ExecutionService
-from wavepp_stage.runtime.executor import Executor, Report
+from wavepp_stage.runtime.executor import Executor
 from wavepp_stage.runtime.grpc_link import LinkHub
+from wavepp_stage.runtime.running_formation import Report
 from wavepp_stage.runtime.settings import StageSettings
 from wavepp_stage.runtime.spans import record_wave
 
@@ -82,7 +83,7 @@ class StageDaemon:
         """Load the engine, bind, register; returns once etcd has acknowledged the registration."""
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         settings, self._loop = self.settings, asyncio.get_running_loop()
-        host = parse_address(settings.advertise or settings.listen, field="advertise").host or "127.0.0.1"
+        host = parse_address(advertise_address(settings.listen, settings.advertise, 0)).host
 
         # the engine: built off the loop (imports take seconds), loaded on its own thread
         self.equipment = await asyncio.to_thread(equip, settings, host)

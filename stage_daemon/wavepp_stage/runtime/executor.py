@@ -13,99 +13,18 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from wavepp_proto.errors import EngineFault, LinkFault, RowVoided, StaleMessage, WaveppError
-from wavepp_proto.terms import ErrorInfo, JoinPlan, RowFault, StageTimes, WaveCommand, WaveOrdinal
+from wavepp_proto.terms import ErrorInfo, JoinPlan, RowFault, WaveCommand, WaveOrdinal
 from wavepp_stage.core.events import ExecutorStopped, PrepareWave, WaveDone, WavePrepared, WaveRetired
 from wavepp_stage.core.work import WaveWork
 from wavepp_stage.engine.base import ActivationLink, Payload, StageEngine, WaveHeader, WaveOutcome
 from wavepp_stage.runtime.core_shell import CoreShell
+from wavepp_stage.runtime.running_formation import POSTED_RECEIVES, Report, RunningFormation, Stopwatch
 
 T = TypeVar("T")
-
-MATERIALISE_AHEAD = 4
-"""Waves prepared beyond the one that runs: their blocks are escrowed, so this only moves work."""
-POSTED_RECEIVES = 2
-"""Receive buffers per edge (DESIGN.md section 7)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What one wave came to on this stage; the runtime fences and sends it."""
-
-    formation: int
-    ordinal: WaveOrdinal
-    work: WaveWork | None
-    done: WaveDone | None
-    times: StageTimes
-    started_ns: int
-    """Wall clock at which computing began."""
-    ended_ns: int
-    error: ErrorInfo | None = None
-
-
-@dataclass(slots=True)
-class _Formation:
-    """Everything of one formation that ends with it."""
-
-    plan: JoinPlan
-    link: ActivationLink | None
-    hidden: int
-    """Width of a payload row, as the engine declared it."""
-    queue: deque[WaveCommand] = field(default_factory=deque)
-    """Waves not run yet, in ordinal order."""
-    prepared: dict[int, WavePrepared] = field(default_factory=dict)
-    arrived: dict[int, tuple[WaveHeader, Payload]] = field(default_factory=dict)
-    posted: int = 0
-    """Waves at the head of the queue whose receive is posted or complete."""
-    fault: ErrorInfo | None = None
-    fault_reported: bool = False
-
-    @property
-    def first(self) -> bool:
-        return self.plan.key.stage == 0
-
-    @property
-    def last(self) -> bool:
-        return self.plan.key.stage == self.plan.stages - 1
-
-    def unprepared(self) -> WaveCommand | None:
-        """The next wave worth materialising ahead, if any."""
-        if len(self.prepared) >= MATERIALISE_AHEAD + 1:
-            return None
-        return next((command for command in self.queue if command.ordinal not in self.prepared), None)
-
-    def runnable(self) -> bool:
-        if not self.queue or self.fault is not None:
-            return False
-        head = self.queue[0].ordinal
-        return head in self.prepared and (self.first or head in self.arrived)
-
-
-class _Stopwatch:
-    """Splits the time between waves by cause (seconds)."""
-
-    def __init__(self) -> None:
-        self._mark = time.perf_counter()
-        self.spent = {"idle": 0.0, "admission": 0.0, "preparing": 0.0, "activation": 0.0}
-
-    def charge(self, cause: str) -> None:
-        now = time.perf_counter()
-        self.spent[cause] += now - self._mark
-        self._mark = now
-
-    def take(self, compute_s: float) -> StageTimes:
-        spent, self.spent = self.spent, dict.fromkeys(self.spent, 0.0)
-        self._mark = time.perf_counter()
-        return StageTimes(
-            compute_us=round(compute_s * 1e6),
-            activation_wait_us=round(spent["activation"] * 1e6),
-            admission_wait_us=round(spent["admission"] * 1e6),
-            preparing_us=round(spent["preparing"] * 1e6),
-            idle_us=round(spent["idle"] * 1e6),
-        )
 
 
 class Executor:
@@ -117,11 +36,11 @@ class Executor:
         self._report = report
         self._condition = threading.Condition()
         self._jobs: deque[tuple[Callable[[StageEngine], Any], Future[Any]]] = deque()
-        self._formation: _Formation | None = None
-        self._ending: list[tuple[_Formation, Future[None]]] = []
+        self._formation: RunningFormation | None = None
+        self._ending: list[tuple[RunningFormation, Future[None]]] = []
         self._closing = False
         self.executing: WaveOrdinal | None = None
-        self._watch = _Stopwatch()
+        self._watch = Stopwatch()
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
 
@@ -141,7 +60,7 @@ class Executor:
         """Serve a formation; the earlier one must have ended."""
         with self._condition:
             assert self._formation is None, "the earlier formation has not ended"
-            self._formation = _Formation(plan, link, hidden)
+            self._formation = RunningFormation(plan, link, hidden)
             self._condition.notify()
 
     def end(self) -> Future[None]:
@@ -241,7 +160,7 @@ class Executor:
                 self._condition.wait()
                 self._watch.charge(cause)
 
-    def _waiting_for(self, current: _Formation | None) -> str:
+    def _waiting_for(self, current: RunningFormation | None) -> str:
         if current is None or not current.queue:
             return "admission" if self._core.read(lambda machine: machine.unadmitted_requests) else "idle"
         return "activation"
@@ -257,16 +176,14 @@ class Executor:
             future.set_exception(EngineFault(f"{type(error).__name__}: {error}", engine=self._engine.name))
         self._watch.charge("idle")
 
-    def _prepare(self, current: _Formation, command: WaveCommand) -> None:
-        started = time.perf_counter()
+    def _prepare(self, current: RunningFormation, command: WaveCommand) -> None:
         formation = current.plan.fence.formation
         prepared = self._only(PrepareWave(command.ordinal, time.monotonic(), formation), WavePrepared, current)
         if prepared is not None:
             current.prepared[command.ordinal] = prepared
-        self._watch.spent["preparing"] += time.perf_counter() - started
-        self._watch._mark = time.perf_counter()
+        self._watch.charge("preparing")
 
-    def _run_wave(self, current: _Formation) -> None:
+    def _run_wave(self, current: RunningFormation) -> None:
         """Compute, publish, then send on: whoever hears of this wave may count on what it published."""
         command, formation = current.queue[0], current.plan.fence.formation
         self.executing = command.ordinal
@@ -295,7 +212,7 @@ class Executor:
         self._report(Report(formation, command.ordinal, prepared.work, done, times, started_ns, time.time_ns()))
 
     def _compute(
-        self, current: _Formation, prepared: WavePrepared
+        self, current: RunningFormation, prepared: WavePrepared
     ) -> tuple[WaveWork, WaveOutcome, int, tuple[RowFault, ...]]:
         """Run one wave: (what ran, outcome, void bitmap, rows voided here)."""
         work, payload = prepared.work, None
@@ -317,7 +234,7 @@ class Executor:
             void |= 1 << index
         return work, outcome, void, faults
 
-    def _only(self, event: PrepareWave | WaveRetired, kind: type[T], current: _Formation) -> T | None:
+    def _only(self, event: PrepareWave | WaveRetired, kind: type[T], current: RunningFormation) -> T | None:
         """Post an executor event; a core that refuses it (the formation ended) is not an error here."""
         try:
             actions = self._core.post(event)
@@ -327,7 +244,7 @@ class Executor:
             return None
         return next((action for action in actions if isinstance(action, kind)), None)
 
-    def _post_receives(self, current: _Formation) -> None:
+    def _post_receives(self, current: RunningFormation) -> None:
         """Post receives for the waves at the head of the queue; the condition is held."""
         if current.first or current.link is None:
             return
@@ -336,14 +253,14 @@ class Executor:
             current.posted += 1
             current.link.expect(command.ordinal, command.tokens)
 
-    def _report_fault(self, current: _Formation, work: WaveWork | None = None, started_ns: int = 0) -> None:
+    def _report_fault(self, current: RunningFormation, work: WaveWork | None = None, started_ns: int = 0) -> None:
         ordinal = current.queue[0].ordinal if current.queue else WaveOrdinal(0)
         now = time.time_ns()
         times = self._watch.take(0.0)
         formation = current.plan.fence.formation
         self._report(Report(formation, ordinal, work, None, times, started_ns or now, now, current.fault))
 
-    def _finish_formation(self, formation: _Formation, done: Future[None]) -> None:
+    def _finish_formation(self, formation: RunningFormation, done: Future[None]) -> None:
         """No wave of `formation` runs any more: quarantined blocks may be used again."""
         self._core.post(ExecutorStopped(formation.plan.fence.formation, time.monotonic()))
         if done.set_running_or_notify_cancel():

@@ -10,7 +10,7 @@ from wavepp_proto.runtime import span_names
 from wavepp_proto.runtime.tracing import Tracer
 from wavepp_proto.terms import DaemonKey, Votes
 from wavepp_stage.runtime.core_shell import CoreShell
-from wavepp_stage.runtime.executor import Report
+from wavepp_stage.runtime.running_formation import Report
 
 
 def record_prepares(tracer: Tracer, core: CoreShell, stage: int, votes: Votes, started_ns: int) -> None:
