@@ -116,7 +116,7 @@ class Controller:
             self.shell.post(ev.LeadershipWon(authority.epoch, time.monotonic()))
             await authority.lost.wait()
             log.warning("leadership lost", epoch=authority.epoch)
-            self.shell.post(ev.LeadershipLost(time.monotonic()))
+            await self.shell.stand_down()
 
     async def _watch_members(self) -> None:
         async for change in self.members.changes():
@@ -130,7 +130,7 @@ class Controller:
         """Readiness is recent progress (invariant I6), not a living process."""
         frozen = False
         while True:
-            ready = self.machine.status().ready
+            ready = self.machine.ready
             state = health_pb2.HealthCheckResponse
             await self._health.set("", state.SERVING if ready else state.NOT_SERVING)
             if self.members.frozen != frozen:

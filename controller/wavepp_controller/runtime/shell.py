@@ -224,9 +224,15 @@ class ControllerShell:
             if not self.failure.done():
                 self.failure.set_result(error)
 
+    async def stand_down(self) -> None:
+        """Leadership is over: fail what is live and let go of every daemon, which then ends its formation."""
+        self.post(ev.LeadershipLost(time.monotonic()))
+        links, self._links = list(self._links.values()), {}
+        await asyncio.gather(*(link.close() for link in links))
+
     async def close(self) -> None:
         """Fail what is live, close every link. Idempotent."""
-        self.post(ev.LeadershipLost(time.monotonic()))
+        await self.stand_down()
         for request_id, queue in list(self._outboxes.items()):
             error = ControllerUnavailable("the controller is closing", retry_after_ms=1000)
             queue.put_nowait(Failed(request_id, error.info()))
@@ -234,6 +240,3 @@ class ControllerShell:
         pending = [task for task in self._tasks if task is not asyncio.current_task()]
         if pending:
             await asyncio.wait(pending, timeout=2.0)
-        for link in list(self._links.values()):
-            await link.close()
-        self._links.clear()
