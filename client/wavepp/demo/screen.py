@@ -5,6 +5,7 @@ Owns the console. On a terminal progress is drawn; in a file or a pipe only fini
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,6 +44,9 @@ class Screen:
         try:
             yield
             outcome = ""
+        except asyncio.CancelledError:
+            outcome = " stopped"
+            raise
         finally:
             self.phases[name] = time.monotonic() - began
             self.say(f"-- {name}: {self.phases[name]:.3f} s{outcome}")

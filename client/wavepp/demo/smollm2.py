@@ -142,4 +142,5 @@ def _lives(pid: int) -> bool:
         return False
     except PermissionError:
         return True
+    # our own number on somebody's leavings: it belonged to a process that ended before we began
     return pid != os.getpid()

@@ -39,8 +39,8 @@ class Answer:
 
     @property
     def waited_ms(self) -> float:
-        """Part of the admission in which nothing was to be done but wait for room in some pool."""
-        return self.result.timings.capacity_wait_ms
+        """Part of the admission that was waiting: for its turn, or for room in some pool."""
+        return self.result.timings.queue_ms + self.result.timings.capacity_wait_ms
 
 
 @dataclass(frozen=True, slots=True)
