@@ -31,6 +31,8 @@ TOLERANCE = 1e-4
 B = 16
 MAX_PROMPT = 600
 LEAST_POOL = MAX_PROMPT // B + 2
+EDGES = [1, B - 1, B, B + 1, 2 * B, 8 * B - 1, 8 * B, 8 * B + 1]
+"""Around blocks, and around the wave budget a cluster starts with."""
 FULL = Sampling(full_logits=True)
 MATRIX = [
     (family, stages, link)
@@ -70,7 +72,7 @@ draws = st.builds(
     reform=st.booleans(),
 )
 prompts = st.lists(
-    st.tuples(st.one_of(st.integers(1, MAX_PROMPT), st.sampled_from([1, B - 1, B, B + 1, 2 * B])), st.floats(0, 1)),
+    st.tuples(st.one_of(st.integers(1, MAX_PROMPT), st.sampled_from(EDGES)), st.floats(0, 1)),
     min_size=1,
     max_size=6,
 )
