@@ -82,7 +82,8 @@ class RequestBook:
                     limiting_stage=limiting_stage(current.own_hits),
                     best_stage_hit=current.best_stage_hit,
                     rounds=current.rounds,
-                )
+                ),
+                request.phases.timings(current.admitted_at, now),
             )
         )
 

@@ -31,6 +31,7 @@ from wavepp_proto.terms import (
     RequestId,
     Round,
     Row,
+    Timings,
     TraceContext,
     Votes,
     WaveOrdinal,
@@ -310,6 +311,8 @@ class Emit:
     """To the client; Finished and Failed are terminal and come exactly once a request."""
 
     event: PrefillEvent
+    admission: Timings | None = None
+    """Beside Admitted: where its admission's time went. For metrics, the client is told at the end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,10 @@ class PhaseLog:
         if len(self._spans) < MAX_SPANS:
             self._spans.append(Span(self.request_id, name, start, end, attributes, parent))
 
+    def room_for(self, spans: int) -> bool:
+        """Whether `spans` more are kept: a parent must not be lost when its children were kept."""
+        return len(self._spans) + spans <= MAX_SPANS
+
     def flush(self) -> list[Span]:
         """The spans kept so far, in the order noted; the log forgets them."""
         spans, self._spans = self._spans, []

@@ -65,6 +65,7 @@ def _pipeline(pipeline: PipelineMachine, policy: str, now: float) -> PipelineSta
         policy=policy,
         waves_in_flight=0 if service is None else service.execution.ring.in_flight,
         queued_requests=len(pipeline.book.waiting),
+        queued_tokens=pipeline.book.waiting_tokens,
         running_requests=len(pipeline.book.living) - len(pipeline.book.waiting),
         daemons=daemons,
         last_fault=None if forming.last_fault is None else forming.last_fault.info(),

@@ -66,6 +66,7 @@ class PipelineStatus:
     policy: str
     waves_in_flight: int
     queued_requests: int
+    queued_tokens: int
     running_requests: int
     daemons: tuple[DaemonStatus, ...]
     last_fault: ErrorInfo | None

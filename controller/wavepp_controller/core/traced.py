@@ -22,7 +22,9 @@ def hinted(request: Request, now: float) -> None:
 
 
 def round_done(request: Request, done: OpenRound, votes: Mapping[DaemonKey, Vote], now: float) -> None:
-    """One vote span per daemon asked, then their pin_reserve span."""
+    """One vote span per daemon asked, then their pin_reserve span; all of them or none."""
+    if not request.phases.room_for(len(votes) + 1):
+        return
     for key, vote in votes.items():
         attributes: Attributes = (
             (phases.STAGE, key.stage),
@@ -38,6 +40,8 @@ def round_done(request: Request, done: OpenRound, votes: Mapping[DaemonKey, Vote
 
 
 def round_lost(request: Request, lost: OpenRound, now: float) -> None:
+    if not request.phases.room_for(len(lost.silent) + 1):
+        return
     for key in lost.silent:
         attributes: Attributes = ((phases.STAGE, key.stage), (phases.RANK, key.rank), (phases.OUTCOME, "silent"))
         request.phases.note(phases.VOTE, lost.started, now, attributes, phases.PIN_RESERVE)
