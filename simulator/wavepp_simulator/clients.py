@@ -16,7 +16,7 @@ import numpy as np
 
 from wavepp_controller.core import events as ev
 from wavepp_proto.errors import ControllerUnavailable
-from wavepp_proto.terms import Admitted, Epoch, ErrorInfo, Failed, Finished, PrefillEvent, PrefillRequest, RequestId
+from wavepp_proto.terms import Admitted, Failed, Finished, PrefillEvent, PrefillRequest, RequestId
 from wavepp_simulator.engine import VOCABULARY
 from wavepp_simulator.ledger import Violation
 from wavepp_simulator.network import Wire
@@ -26,9 +26,6 @@ from wavepp_stage.engine.emulated_model import expected_first_token
 if TYPE_CHECKING:
     from wavepp_simulator.controller import SimController
     from wavepp_simulator.world import World
-
-LATE_S = 0.5
-"""An outcome may come this long after its deadline: ticks, latencies and a slow link."""
 
 
 def prompt(text: str, length: int) -> bytes:
@@ -54,14 +51,12 @@ def prompt(text: str, length: int) -> bytes:
 
 @dataclass(slots=True, eq=False)
 class Asked:
-    """One life of one request id."""
+    """One submission."""
 
     request: PrefillRequest
     at: float
-    epoch: Epoch
-    """Of the controller that it was sent to."""
-    due: float
-    """When it must have ended, whatever happens."""
+    controller: SimController
+    """Where it was sent to."""
     wire: Wire
     """Its events travel on."""
     events: list[tuple[float, PrefillEvent]] = field(default_factory=list)
@@ -94,37 +89,37 @@ class Asked:
 
 
 class Clients:
-    """Everybody who asks; one process that never fails."""
+    """Everybody who asks; one process that never fails. Each submission is a stream of its own."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._process = Process("client", world.agenda)
+        self.every: list[Asked] = []
+        """In order of submission."""
         self.asked: dict[RequestId, Asked] = {}
-        """The latest life of each request id."""
+        """By request id, the latest that was no duplicate of a living one."""
 
     @property
     def waiting(self) -> list[Asked]:
-        return [asked for asked in self.asked.values() if asked.outcome is None]
+        return [asked for asked in self.every if asked.outcome is None]
 
     def submit(self, request: PrefillRequest) -> None:
         world, now, before = self._world, self._world.agenda.now, self.asked.get(request.request_id)
-        allowed_s = (request.deadline_ms or world.shape.config.default_deadline_ms) / 1e3
+        wire = Wire(world.network, f"c>client/{request.request_id}", self._process)
+        asked = Asked(request, now, world.controller, wire)
+        self.every.append(asked)
         if before is None or before.outcome is not None:
-            wire = Wire(world.network, f"c>client/{request.request_id}", self._process)
-            asked = Asked(request, now, world.controller.epoch, now + allowed_s + LATE_S, wire)
             self.asked[request.request_id] = asked
         world.note("client", f"submits {request.request_id}, {request.prompt_tokens} tokens", "client")
-        self._tell(request.request_id, lambda controller: ev.Submit(request, controller.now))
+        self._tell(asked.controller, lambda: asked.controller.submit(asked), asked)
 
     def cancel(self, request_id: RequestId) -> None:
+        controller = self._world.controller
         self._world.note("client", f"cancels {request_id}", "client")
-        self._tell(request_id, lambda controller: ev.Cancel(request_id, controller.now))
+        self._tell(controller, lambda: controller.post(ev.Cancel(request_id, controller.now)), None)
 
-    def hear(self, controller: SimController, event: PrefillEvent) -> None:
+    def hear(self, asked: Asked, event: PrefillEvent) -> None:
         """A controller tells a client, in order, as its stream does."""
-        asked = self.asked.get(event.request_id)
-        if asked is None or asked.epoch != controller.epoch:
-            raise Violation("I4", f"nobody asked for {event}")
         shown = isinstance(event, Admitted | Finished | Failed)
 
         def arrive() -> None:
@@ -134,34 +129,31 @@ class Clients:
 
         asked.wire.send(arrive)
 
-    def refused(self, request_id: RequestId, error: ErrorInfo) -> None:
-        """The answer to a submission whose request id is alive: that one goes on undisturbed."""
-        told = f"{request_id} is refused: {error.reason}, {error.message}"
-        self._process.after(self._world.network.delay("c>client"), lambda: self._world.note("client", told, "client"))
-
     def lost_controller(self, controller: SimController) -> None:
         """Its process died: whoever waits for it finds its stream broken."""
+        for asked in self.waiting:
+            if asked.controller is controller:
+                self._break(asked)
+
+    def _break(self, asked: Asked) -> None:
         error = ControllerUnavailable("the connection to the controller broke").info()
 
-        def arrive(asked: Asked) -> None:
+        def arrive() -> None:
             if asked.outcome is None:
-                now = self._world.agenda.now
-                asked.events.append((now, Failed(asked.request.request_id, error)))
-                self._world.story.note(now, "client", "client", asked.events[-1][1])
+                event = Failed(asked.request.request_id, error)
+                asked.events.append((self._world.agenda.now, event))
+                self._world.story.note(self._world.agenda.now, "client", "client", event)
 
-        for asked in self.waiting:
-            if asked.epoch == controller.epoch:
-                asked.wire.send(partial(arrive, asked))
+        asked.wire.send(arrive)
 
-    def _tell(self, request_id: RequestId, say: Callable[[SimController], ev.Event]) -> None:
-        """Reaches whichever controller is there on arrival; a dead one breaks the stream."""
+    def _tell(self, controller: SimController, say: Callable[[], None], asked: Asked | None) -> None:
+        """To the controller that was there; if it died meanwhile, a submission's stream breaks."""
         world = self._world
 
         def arrive() -> None:
-            controller, asked = world.controller, self.asked.get(request_id)
-            if not controller.process.alive:
-                self.lost_controller(controller)
-            elif asked is None or asked.epoch == controller.epoch:
-                controller.process.run(lambda: controller.post(say(controller)))
+            if controller.process.alive:
+                controller.process.run(say)
+            elif asked is not None:
+                self._break(asked)
 
         world.agenda.at(world.agenda.now + world.network.delay("client"), arrive)

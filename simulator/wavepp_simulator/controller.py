@@ -14,12 +14,17 @@ from wavepp_controller.core.config import ControllerConfig
 from wavepp_controller.core.machine import ControllerMachine
 from wavepp_proto.hashing import hash_blocks
 from wavepp_proto.terms import (
+    Admitted,
     AnnounceFrame,
     DaemonKey,
     Epoch,
+    Failed,
     Fence,
+    Finished,
     Incarnation,
     MemberRecord,
+    PrefillEvent,
+    RequestId,
     Round,
     WaveCommand,
 )
@@ -28,6 +33,7 @@ from wavepp_simulator.link import SimLink
 from wavepp_simulator.process import Process
 
 if TYPE_CHECKING:
+    from wavepp_simulator.clients import Asked
     from wavepp_simulator.world import World
 
 TICK_S = 0.05
@@ -45,6 +51,9 @@ class SimController:
         self._links: dict[DaemonKey, SimLink] = {}
         self._busy = False
         self._served = 0
+        self._streams: dict[RequestId, Asked] = {}
+        """To the clients of living requests."""
+        self._arriving: Asked | None = None
 
     @property
     def now(self) -> float:
@@ -68,6 +77,10 @@ class SimController:
         self.world.registry.watch(self.process, self._member_up, self._member_gone)
         self._tick()
 
+    def depose(self) -> None:
+        """etcd says that somebody else leads."""
+        self.post(ev.LeadershipLost(self.now))
+
     def post(self, event: ev.Event) -> None:
         if self._busy:
             raise Violation("shell", f"{type(event).__name__} was posted within another event")
@@ -81,7 +94,16 @@ class SimController:
         for action in actions:
             self._perform(action)
         self._busy = False
-        self.world.touched(self)
+        if actions or not isinstance(event, ev.Tick | ev.BeatArrived):
+            self.world.touched(self)
+
+    def submit(self, asked: Asked) -> None:
+        """A client's stream opened."""
+        request = asked.request
+        self._streams.setdefault(request.request_id, asked)
+        self._arriving = asked
+        self.post(ev.Submit(request, self.now))
+        self._arriving = None
 
     def drop(self, link: SimLink) -> None:
         if self._links.get(link.plan.key) is link:
@@ -99,6 +121,7 @@ class SimController:
 
         def ring() -> None:
             self.post(ev.Tick(self.now))
+            self.world.check_progress(self)
             self._tick()
 
         self.process.after(pause, ring, background=True)
@@ -114,7 +137,7 @@ class SimController:
             case ev.SendRound(key, asked):
                 self._send_round(key, asked)
             case ev.Emit(event):
-                self.world.emit(self, event)
+                self._emit(event)
             case ev.AnnounceRequest():
                 self._announce(action)
             case ev.HashPrompt(request_id, scope, token_ids, block_tokens):
@@ -133,9 +156,21 @@ class SimController:
                 if (link := self._links.get(key)) is not None:
                     link.watch_digest()
             case ev.RefuseSubmit(request_id, error):
-                self.world.clients.refused(request_id, error)
+                if self._arriving is None or self._streams.get(request_id) is self._arriving:
+                    raise Violation("I4", f"{request_id} was refused as a duplicate of itself")
+                self.world.clients.hear(self._arriving, Failed(request_id, error))
             case ev.Span() | ev.RefuseReform():
                 pass
+
+    def _emit(self, event: PrefillEvent) -> None:
+        asked = self._streams.get(event.request_id)
+        if asked is None:
+            raise Violation("I4", f"nobody asked for {event}, or it had its outcome before")
+        if isinstance(event, Admitted):
+            self.world.check_admitted(self, event, asked.request.prompt_tokens)
+        elif isinstance(event, Finished | Failed):
+            del self._streams[event.request_id]
+        self.world.clients.hear(asked, event)
 
     def _send_round(self, key: DaemonKey, asked: Round) -> None:
         if (link := self._links.get(key)) is not None:

@@ -82,8 +82,10 @@ def pause_controller(world: World) -> None:
 
 
 def resume_controller(world: World) -> None:
+    """It, and any that was replaced while it was paused."""
     _note(world, "the controller goes on")
-    world.controller.process.resume()
+    for controller in (*world.deposed, world.controller):
+        controller.process.resume()
 
 
 def _note(world: World, what: str) -> None:

@@ -23,7 +23,6 @@ from wavepp_proto.terms import (
     MemberRecord,
     ModelFacts,
     PipelineId,
-    PrefillEvent,
     StageIndex,
     StageTimes,
 )
@@ -76,6 +75,8 @@ class World:
         self._incarnations = 0
         self.stages = [self.new_stage(place) for place in range(len(shape.pools))]
         self.controller = SimController(self, Epoch(1), shape.config)
+        self.deposed: list[SimController] = []
+        """Controllers before this one, dead or not."""
 
     # --- running ----------------------------------------------------------------------------------
 
@@ -124,11 +125,6 @@ class World:
         """Its core took an event: check it before the next."""
         self._touched[node] = None
 
-    def emit(self, controller: SimController, event: PrefillEvent) -> None:
-        if isinstance(event, Admitted):
-            self._check_admitted(controller, event)
-        self.clients.hear(controller, event)
-
     # --- nodes ------------------------------------------------------------------------------------
 
     def new_stage(self, place: int) -> SimStage:
@@ -155,7 +151,10 @@ class World:
         return SimStage(self, record, shape.costs)
 
     def replace_controller(self) -> None:
-        """Another controller wins the election: a new life under the next epoch."""
+        """Another controller wins the election; the one before hears of it when it can hear again."""
+        before = self.controller
+        self.deposed.append(before)
+        before.process.after(self.network.delay("etcd"), before.depose)
         self.controller = SimController(self, Epoch(self.controller.epoch + 1), self.shape.config)
         self.controller.start()
 
@@ -174,21 +173,19 @@ class World:
             raise Violation("core", f"{node.process.name}: {error.message} {error.fields}") from error
         if isinstance(node, SimStage):
             check_sums(node.place, node.machine.inventory())
-        elif node is self.controller and node.process.alive and not node.process.paused:
-            self._check_progress(node)
 
-    def _check_progress(self, controller: SimController) -> None:
+    def check_progress(self, controller: SimController) -> None:
+        """I5, at each tick of a controller."""
         now = self.agenda.now
-        for asked in self.clients.waiting:
-            if asked.epoch == controller.epoch and now > asked.due:
-                raise Violation("I5", f"{asked.request.request_id} has no outcome {now - asked.at:.3f} s after it came")
         for pipeline in controller.machine.pipelines.values():
             if pipeline.stalled(now):
                 raise Violation("I5", f"nothing runs or is held, and something waits: {pipeline.id}")
+            late = [request.id for request in pipeline.book if now > request.deadline]
+            if late:
+                raise Violation("I5", f"{' '.join(late)} lived through a tick past the deadline")
 
-    def _check_admitted(self, controller: SimController, event: Admitted) -> None:
-        """On every stage that is still in the controller's formation."""
-        prompt_tokens = self.clients.asked[event.request_id].request.prompt_tokens
+    def check_admitted(self, controller: SimController, event: Admitted, prompt_tokens: int) -> None:
+        """On every stage that is still in the controller's formation, as it tells a client."""
         for key, link in controller.links.items():
             stage = self.stages[key.stage]
             if stage.process.alive and stage.plan is not None and stage.plan.fence == link.plan.fence:
