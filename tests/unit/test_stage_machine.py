@@ -16,13 +16,13 @@ from wavepp_proto.terms import (
     Incarnation,
     Prepare,
     Release,
-    Revise,
     Round,
     Row,
     WaveCommand,
     WaveOrdinal,
 )
 from wavepp_stage.core import events as ev
+from wavepp_stage.core.block_cache import BlockCache
 from wavepp_stage.core.machine import StageMachine
 
 
@@ -197,11 +197,14 @@ def test_requests_count_as_unadmitted_until_they_run(stage: StageDriver) -> None
     assert stage.machine.unadmitted_requests == 1
 
 
-def test_broken_invariant_comes_back_as_an_action_when_nobody_sent_it(stage: StageDriver) -> None:
+def test_broken_invariant_comes_back_as_an_action_when_nobody_sent_it() -> None:
+    stage = StageDriver.joined()
     a = stage.announce("a", range(9))
     stage.prepare(a)
+    stage.send_wave(Row(a, 0, 9, final=True))
     cache = stage.machine._cache
-    assert cache is not None
-    cache.release(a)  # behind the machine's back
-    actions = stage.post(stage.next_round(revises=[Revise(a, 0)]))
-    assert [type(action) for action in actions] == [ev.CoreError]
+    assert isinstance(cache, BlockCache)
+    cache._pool.take(14)  # behind everybody's back: the promise of 3 blocks cannot be kept
+    (action,) = stage.machine.handle(ev.PrepareWave(WaveOrdinal(1), 0.0))
+    assert isinstance(action, ev.CoreError)
+    assert action.error.reason == "INTERNAL"

@@ -16,7 +16,9 @@ from wavepp_proto.terms import (
     Revise,
     Row,
     VoteOutcome,
+    WaveOrdinal,
 )
+from wavepp_stage.core import block_cache
 from wavepp_stage.core import events as ev
 
 
@@ -109,6 +111,32 @@ def test_prepare_of_a_running_request_changes_nothing(stage: StageDriver) -> Non
     assert stage.prepare(a, 0).outcome is VoteOutcome.COMMITTED
     assert stage.prepare(a, 4).outcome is VoteOutcome.NO_HOLD
     assert stage.revise(a, 0).outcome is VoteOutcome.NO_HOLD
+
+
+def test_revise_is_refused_when_the_hold_was_materialised_by_a_row_that_failed(stage: StageDriver) -> None:
+    a = stage.announce("a", range(9))
+    stage.prepare(a)
+    prepared, _ = stage.run_wave(Row(a, 4, 5, final=True))
+    assert prepared.faults
+    assert stage.revise(a, 0).outcome is VoteOutcome.NO_HOLD
+
+
+def test_revise_is_refused_when_the_hold_is_between_two_slices(
+    stage: StageDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_cache, "EVICTION_SLICE", 2)
+    stage.prefill("x", range(64))
+    a = stage.announce("a", range(100, 116))
+    stage.prepare(a)
+    stage.send_wave(Row(a, 0, 16, final=True))
+    assert stage.post(ev.PrepareWave(WaveOrdinal(2), 0.0)) == [ev.DigestChanged()]  # a slice, no wave yet
+    assert stage.machine.inventory().holds[0].phase == "materialising"
+    assert stage.revise(a, 0).outcome is VoteOutcome.NO_HOLD
+    assert stage.prepare(a, 0).outcome is VoteOutcome.COMMITTED
+    stage.release(a, 2)  # waits: the wave is in flight
+    assert not stage.prepare_wave(2).work.rows[0].void
+    stage.retire_wave(2)
+    assert stage.machine.inventory().holds == ()
 
 
 def test_vote_names_what_is_missing_when_the_stage_does_not_know_the_request(stage: StageDriver) -> None:

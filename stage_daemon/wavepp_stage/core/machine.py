@@ -222,8 +222,8 @@ class StageMachine:
         holds = self._cache.inventory() if self._cache else ()
         owned = {state.key for state in holds if state.phase == Phase.OWNED.value}
         running = set(self._serving.sequences) if self._serving else set()
-        if not owned <= running:
-            raise InternalError("blocks are owned by nobody that runs", field="owned", value=str(owned - running))
+        if owned != running:
+            raise InternalError("what runs is not what owns blocks", field="running", value=str(owned ^ running))
 
     # --- parts ------------------------------------------------------------------------------------
 

@@ -54,7 +54,7 @@ class Rounds:
         self.last = RoundOrdinal(0)
         self._answered: deque[Votes] = deque(maxlen=REMEMBERED_ROUNDS)
         self._last_vote: dict[HoldKey, Vote] = {}
-        """Of every unmaterialised hold: a repeated prepare is answered alike."""
+        """Of every hold: a repeated prepare is answered alike."""
 
     def apply(self, asked: Round) -> Votes:
         """Votes of `asked`; the remembered ones if it was applied before. Raises StaleMessage, InvalidRequest."""
@@ -74,7 +74,7 @@ class Rounds:
         return answer
 
     def forget(self, key: HoldKey) -> None:
-        """The hold of `key` is gone or materialised."""
+        """The hold of `key` is gone."""
         self._last_vote.pop(key, None)
 
     def _replay(self, ordinal: RoundOrdinal) -> Votes:
@@ -118,8 +118,8 @@ class Rounds:
         return _promised(asked.key, VoteOutcome.COMMITTED, lease.own_hit, escrow)
 
     def _revise(self, asked: Revise) -> Vote:
-        held = self._last_vote.get(asked.key)
-        if held is None:
+        held, state = self._last_vote.get(asked.key), self._cache.hold_state(asked.key)
+        if held is None or state is None or state.phase not in _UNMATERIALISED:
             return Vote(asked.key, VoteOutcome.NO_HOLD, 0, 0)
         if asked.endpoint > held.endpoint:
             return replace(held, outcome=VoteOutcome.LOWER)

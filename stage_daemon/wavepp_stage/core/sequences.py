@@ -57,7 +57,8 @@ class Sequences:
             return True  # a fault of this row, found when it is prepared
         if not self._cache.materialise(row.key):
             return False
-        self._next[row.key] = state.endpoint
+        if self._cache.hold_state(row.key) is not None:  # else a release waited for this end
+            self._next[row.key] = state.endpoint
         return True
 
     def prepare(self, row: Row) -> RowWork:

@@ -79,11 +79,7 @@ class ServedFormation:
         return [ev.WavePrepared(work, tuple(faults))]
 
     def _prepare_row(self, row: Row) -> RowWork:
-        if self.waves.is_void(row.key):
-            return void_row(row)
-        work = self.sequences.prepare(row)
-        self.rounds.forget(row.key)
-        return work
+        return void_row(row) if self.waves.is_void(row.key) else self.sequences.prepare(row)
 
     def retire_wave(self, event: ev.WaveRetired) -> list[ev.Action]:
         """Publish what the wave computed, then apply the releases that waited for it."""
