@@ -52,10 +52,7 @@ class BlockCache:
         size = self._block_tokens
         hit = self._tree.deepest(hashes, reuse_cap(prompt_tokens, size) // size)
         depth = min(hit, candidate // size)
-        node = self._tree.node_at(hashes, depth)
-        if node is None:
-            raise InternalError("a block above a resident one is missing", field="depth", value=depth, limit=hit)
-        chain = self._tree.chain(node)
+        chain = self._tree.chain_of(hashes, depth)
         # A leased block costs room only if nobody held it, a block still to come always does.
         charge = blocks_for(prompt_tokens, size) - self._tree.held_by_others(chain, 0)
         shortfall = max(0, charge - self._room(ignore_floor))
@@ -131,18 +128,14 @@ class BlockCache:
         if not hold.publishing or end <= done:
             return
         known = max(done, self._tree.deepest(hold.hashes, end))
-        if known > done and not self._adopt(hold, known):
-            return
-        if end > known:
+        if (known == done or self._adopt(hold, known)) and end > known:
             self._grow(hold, known, end)
 
     def _adopt(self, hold: Hold, depth: int) -> bool:
         """Hold the nodes that another sequence published first; our copies stay private.
 
         This lowers `evictable` and is charged like a lease; without room the sequence stops publishing."""
-        node = self._tree.node_at(hold.hashes, depth)
-        assert node is not None, "bisection found this depth"
-        chain = self._tree.chain(node)
+        chain = self._tree.chain_of(hold.hashes, depth)
         fresh = chain[len(hold.chain) :]
         if len(fresh) - self._tree.held_by_others(fresh, 0) > self._room(hold.ignore_floor):
             hold.publishing = False

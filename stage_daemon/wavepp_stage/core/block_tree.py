@@ -14,6 +14,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from wavepp_proto.errors import InternalError
 from wavepp_stage.core.block_hashes import FULL, BlockHashes, Shorts
 from wavepp_stage.core.block_pool import Blocks
 from wavepp_stage.core.id_stack import IdStack
@@ -89,6 +90,13 @@ class BlockTree:
             node = parent_of(run.item(0))
         pieces.reverse()
         return np.concatenate(pieces)
+
+    def chain_of(self, hashes: BlockHashes, depth: int) -> Nodes:
+        """All nodes of the prompt's first `depth` blocks, which are resident."""
+        node = self.node_at(hashes, depth)
+        if node is None:
+            raise InternalError("a block above a resident one is missing", field="depth", value=depth)
+        return self.chain(node)
 
     def blocks(self, nodes: Nodes) -> Blocks:
         return self._block[nodes]
