@@ -17,6 +17,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from wavepp_controller.core import events as ev
 from wavepp_controller.core.machine import ControllerMachine
 from wavepp_controller.runtime.admin_service import AdminService
+from wavepp_controller.runtime.observability import Observer
 from wavepp_controller.runtime.prefill_service import PrefillService
 from wavepp_controller.runtime.request_spans import RequestSpans
 from wavepp_controller.runtime.settings import ControllerSettings
@@ -24,10 +25,12 @@ from wavepp_controller.runtime.shell import ControllerShell
 from wavepp_proto.runtime.channels import advertise_address, bind_server, new_server
 from wavepp_proto.runtime.election import Leadership
 from wavepp_proto.runtime.logs import get_log
+from wavepp_proto.runtime.loop_probe import probe_loop
 from wavepp_proto.runtime.membership import MemberUp, MemberWatch
+from wavepp_proto.runtime.reflection import serve_reflection
 from wavepp_proto.runtime.store import MembershipStore
 from wavepp_proto.runtime.tracing import Tracer, TraceSettings
-from wavepp_proto.v1 import admin_pb2_grpc, prefill_pb2_grpc
+from wavepp_proto.v1 import admin_pb2, admin_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 
 log = get_log(__name__)
 
@@ -61,15 +64,21 @@ class Controller:
         settings = self.settings
         spans = RequestSpans(self._tracer)
         self.machine = ControllerMachine(settings.config)
-        self.shell = ControllerShell(self.machine, settings.client_security, spans)
+        self.observer = Observer(self.machine, self._tracer)
+        self.shell = ControllerShell(self.machine, settings.client_security, spans, self.observer)
 
         # the server
         self._health = health.aio.HealthServicer()
+        await self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)  # it is born serving
         self._server = new_server()
         self._admin = AdminService(self)
         prefill_pb2_grpc.add_PrefillServicer_to_server(PrefillService(self.shell, spans), self._server)
         admin_pb2_grpc.add_AdminServicer_to_server(self._admin, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        if settings.reflection:
+            serve_reflection(self._server, prefill_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR)
+        if settings.metrics is not None:
+            self.observer.serve(settings.metrics)
         port = bind_server(self._server, settings.listen, settings.server_security)
         self.address = advertise_address(settings.listen, settings.advertise, port)
         await self._server.start()
@@ -82,6 +91,7 @@ class Controller:
             (self._watch_members(), "members"),
             (self.shell.tick(), "tick"),
             (self._report_health(), "health"),
+            (probe_loop(self.observer.loop_delayed), "loop-probe"),
         ):
             self._spawn(work, name)
         log.info("listening", address=self.address, cluster=settings.cluster)
@@ -100,12 +110,14 @@ class Controller:
         if not self.address:
             return
         self.address = ""
+        await self._health.enter_graceful_shutdown()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.shell.close()
         await self.leadership.resign()
         await self._server.stop(0.5)
+        await self.observer.close()
         log.info("closed", cluster=self.settings.cluster)
 
     # --- loops --------------------------------------------------------------------------------------
@@ -113,6 +125,7 @@ class Controller:
     async def _lead(self) -> None:
         while True:
             authority = await self.leadership.campaign()
+            log.info("leadership won", epoch=authority.epoch, address=self.address)
             self.shell.post(ev.LeadershipWon(authority.epoch, time.monotonic()))
             await authority.lost.wait()
             log.warning("leadership lost", epoch=authority.epoch)
@@ -125,6 +138,7 @@ class Controller:
                 self.shell.post(ev.MemberUp(change.record, now))
             else:
                 self.shell.post(ev.MemberGone(change.key, change.incarnation, now))
+            self.observer.members_changed()
 
     async def _report_health(self) -> None:
         """Readiness is recent progress (invariant I6), not a living process."""

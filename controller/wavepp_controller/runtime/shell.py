@@ -17,6 +17,7 @@ from wavepp_controller.core import events as ev
 from wavepp_controller.core.machine import ControllerMachine
 from wavepp_controller.runtime.daemon_link import DaemonLink
 from wavepp_controller.runtime.hashing import hash_prompt
+from wavepp_controller.runtime.observability import Observer
 from wavepp_controller.runtime.request_spans import RequestSpans
 from wavepp_proto import convert
 from wavepp_proto.errors import ControllerUnavailable, WaveppError, from_info
@@ -33,10 +34,13 @@ TICK_S = 0.05
 class ControllerShell:
     """Runs one ControllerMachine."""
 
-    def __init__(self, machine: ControllerMachine, security: ClientSecurity, spans: RequestSpans) -> None:
+    def __init__(
+        self, machine: ControllerMachine, security: ClientSecurity, spans: RequestSpans, observer: Observer
+    ) -> None:
         self.machine = machine
         self._security = security
         self._spans = spans
+        self._observer = observer
         self._links: dict[DaemonKey, DaemonLink] = {}
         self._outboxes: dict[RequestId, asyncio.Queue[PrefillEvent]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -120,6 +124,7 @@ class ControllerShell:
                 if (link := self._links.get(key)) is not None:
                     link.send_round(round_)
             case ev.Emit(event):
+                self._observer.emitted(action)
                 self._emit(event)
             case ev.Span():
                 self._spans.record(action)
@@ -127,10 +132,12 @@ class ControllerShell:
                 self._announce(action)
             case ev.HashPrompt():
                 self._spawn(self._hash(action), "hash")
-            case ev.FormPipeline(plans=plans):
+            case ev.FormPipeline(pipeline, formation, plans):
+                self._observer.formation_begun(pipeline, formation)
                 for plan in plans:
                     self._spawn(self._join(plan), f"join-{plan.key}")
             case ev.EndFormation():
+                self._observer.formation_ended(action)
                 self._end_formation(action)
             case ev.WatchAgain(key, _):
                 if (link := self._links.get(key)) is not None:
@@ -196,6 +203,7 @@ class ControllerShell:
             return
         link.serve()
         self.post(ev.Joined(plan.key, plan.fence.formation, reply, time.monotonic()))
+        self._observer.formation_joined(plan.key.pipeline, plan.fence.formation)
 
     def _end_formation(self, action: ev.EndFormation) -> None:
         targets = dict(action.targets)

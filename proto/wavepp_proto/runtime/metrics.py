@@ -1,36 +1,130 @@
-"""Prometheus instruments of the controller and of a stage daemon, and the endpoint that serves them.
+"""Prometheus series of the controller and of a stage daemon, and the endpoint that serves them.
 
-Owns names, labels, units (seconds, blocks, tokens) and buckets. Does not own the numbers: runtimes
-call the instruments. Each process makes one set on a registry of its own, so that several daemons in
-one test process do not clash. Children with fixed labels are looked up once: an observation then
-costs about a microsecond. Nothing listens unless `serve_metrics` is called.
+Owns names, labels, units (seconds, blocks, tokens) and buckets. Does not own the numbers: what a
+runtime counts anyway is read when somebody scrapes (`ControllerFigures`, `StageFigures`), only
+distributions are observed as they happen, about a microsecond each. Every process makes one set on a
+registry of its own. Imported, and listening, only where an operator asked for metrics.
 """
 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Self
 from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from wavepp_proto.errors import InvalidRequest
 from wavepp_proto.runtime.channels import Address, parse_address
-from wavepp_proto.terms import Capacity, StageTimes, Timings
+from wavepp_proto.runtime.tracing import TracerStats
+from wavepp_proto.terms import StageTimes, Timings
 
 ADMISSION_PHASES: Final = ("queue", "hash", "hint", "announce", "rounds", "capacity_wait", "admission")
 """Field names of terms.Timings without `_ms`; "admission" is all of them."""
 STAGE_STATES: Final = ("compute", "activation_wait", "admission_wait", "preparing", "idle")
 """Field names of terms.StageTimes without `_us`."""
-BLOCK_STATES: Final = ("free", "cached", "held", "quarantined")
-"""Their sum is the pool, always (invariant I2)."""
 
 _LATENCY_S: Final = (5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1, 2.5, 10, 60)
 _LOOP_DELAY_S: Final = (1e-4, 2.5e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 1)
+
+Values = Mapping[str, float]
+"""By the value of the one label."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerFigures:
+    """What a controller knows at a scrape. Counts are since it started."""
+
+    leads: bool
+    ready: bool
+    ring_waves: Values
+    """By pipeline: waves in flight, 0..R."""
+    queue_requests: Values
+    queue_tokens: Values
+    """By pipeline: prompts not admitted yet."""
+    running_requests: Values
+    digest_age_s: Values
+    """By daemon of a formation, as DaemonKey prints."""
+    requests: Values
+    """By outcome: finished, or the reason of the error. Every request that ended counts once."""
+    rejected: Values
+    """By reason: refused before it was queued."""
+    waves: int
+    computed_tokens: int
+    """Prompt tokens sent to be computed."""
+    cached_tokens: int
+    """Prompt tokens that were reused instead."""
+    lost_tokens: Values
+    """By cause: tokens that some stage held and the endpoint could not use."""
+    events: Values
+    """Whatever else the core counts, by its own name."""
+
+    def families(self, prefix: str) -> Iterator[Metric]:
+        made = _Families(prefix)
+        yield made.gauge("leader", "1 while this controller leads", self.leads)
+        yield made.gauge("ready", "1 while it leads and no pipeline is stalled", self.ready)
+        yield made.gauges("ring_waves", "Waves in flight", "pipeline", self.ring_waves)
+        yield made.gauges("queue_requests", "Requests queued for admission", "pipeline", self.queue_requests)
+        yield made.gauges("queue_tokens", "Prompt tokens queued for admission", "pipeline", self.queue_tokens)
+        yield made.gauges("running_requests", "Requests admitted and not ended", "pipeline", self.running_requests)
+        yield made.gauges("digest_age_seconds", "Since the last digest", "daemon", self.digest_age_s)
+        yield made.counters("requests", "Requests ended", "outcome", self.requests)
+        yield made.counters("rejected", "Requests refused before they were queued", "reason", self.rejected)
+        yield made.counter("waves", "Waves planned", self.waves)
+        yield made.counter("computed_tokens", "Prompt tokens sent to be computed", self.computed_tokens)
+        yield made.counter("cached_tokens", "Prompt tokens reused", self.cached_tokens)
+        yield made.counters("lost_tokens", "Prompt tokens held by a stage, yet not reused", "cause", self.lost_tokens)
+        yield made.counters("events", "What else was counted, by name", "event", self.events)
+
+
+@dataclass(frozen=True, slots=True)
+class StageFigures:
+    """What a stage daemon knows at a scrape. Counts are since it started."""
+
+    serving: bool
+    times: StageTimes
+    """Where the executor's time went."""
+    waves: Values
+    """By outcome: done or failed."""
+    computed_tokens: int
+    void_rows: int
+    votes: Values
+    """Entries of rounds answered, by outcome (terms.VoteOutcome value)."""
+    blocks: Values
+    """Device blocks by state: free, cached, held, quarantined. The sum is the pool (invariant I2)."""
+    leases: int
+    escrows: int
+    """Requests that hold one."""
+    escrowed_blocks: int
+    evicted_blocks: int
+    """Since the pool was made: cached blocks dropped to make room."""
+    abandoned_links: int
+    """Link threads of ended formations that have not come back yet, of this process."""
+
+    def families(self, prefix: str) -> Iterator[Metric]:
+        made = _Families(prefix)
+        seconds = {state: getattr(self.times, f"{state}_us") / 1e6 for state in STAGE_STATES}
+        yield made.gauge("serving", "1 while a formation is served", self.serving)
+        yield made.counters("time_seconds", "Time of the executor by state", "state", seconds)
+        yield made.counters("waves", "Waves executed", "outcome", self.waves)
+        yield made.counter("computed_tokens", "Tokens computed", self.computed_tokens)
+        yield made.counter("void_rows", "Rows that flowed without being computed", self.void_rows)
+        yield made.counters("votes", "Entries of rounds answered", "outcome", self.votes)
+        yield made.gauges("blocks", "Device blocks by state", "state", self.blocks)
+        yield made.gauge("leases", "Requests that hold a lease", self.leases)
+        yield made.gauge("escrows", "Requests that hold an escrow", self.escrows)
+        yield made.gauge("escrowed_blocks", "Blocks promised and not taken", self.escrowed_blocks)
+        yield made.counter("evicted_blocks", "Cached blocks dropped to make room", self.evicted_blocks)
+        yield made.gauge("abandoned_link_threads", "Link threads that outlive their formation", self.abandoned_links)
+
+
+Figures = ControllerFigures | StageFigures
+Reading = tuple[Figures | None, TracerStats]
+"""None while the process cannot say; what is observed is served all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,43 +134,17 @@ class ControllerMetrics:
     """By phase (ADMISSION_PHASES)."""
     prefill_s: Histogram
     """From admitted to the first token."""
-    ring_occupancy: Gauge
-    """Label pipeline: waves in flight, 0..R."""
-    queue_requests: Gauge
-    queue_tokens: Gauge
-    rejected: Counter
-    """Label reason (errors.py): refused before admission."""
-    requests: Counter
-    """Label outcome: finished, or the reason of the error. Every request counts once."""
-    waves: Counter
-    """Label pipeline."""
-    computed_tokens: Counter
-    cached_tokens: Counter
-    """Prompt tokens that were reused instead of computed."""
-    tokens_lost: Counter
-    """Label cause: agreement or snapshots; tokens some stage held and the endpoint could not use."""
-    digest_age: Gauge
-    """Label daemon: seconds since its last digest, computed when read."""
     loop_delay_s: Histogram
 
     @classmethod
-    def create(cls, registry: CollectorRegistry | None = None) -> Self:
-        made = _Maker("wavepp_controller", registry or CollectorRegistry())
+    def create(cls, read: Callable[[], Reading]) -> Self:
+        """`read` is called on the scrape's thread."""
+        made = _Registry("wavepp_controller", read)
         admission = made.histogram("admission_seconds", "Admission by phase", _LATENCY_S, "phase")
         return cls(
             registry=made.registry,
             admission_s={phase: admission.labels(phase) for phase in ADMISSION_PHASES},
             prefill_s=made.histogram("prefill_seconds", "Admitted to first token", _LATENCY_S),
-            ring_occupancy=made.gauge("ring_waves", "Waves in flight", "pipeline"),
-            queue_requests=made.gauge("queue_requests", "Requests queued for admission"),
-            queue_tokens=made.gauge("queue_tokens", "Prompt tokens queued for admission"),
-            rejected=made.counter("rejected", "Requests refused before admission", "reason"),
-            requests=made.counter("requests", "Requests ended", "outcome"),
-            waves=made.counter("waves", "Waves planned", "pipeline"),
-            computed_tokens=made.counter("computed_tokens", "Prompt tokens computed"),
-            cached_tokens=made.counter("cached_tokens", "Prompt tokens reused"),
-            tokens_lost=made.counter("lost_tokens", "Prompt tokens held by a stage, yet not reused", "cause"),
-            digest_age=made.gauge("digest_age_seconds", "Since the last digest", "daemon"),
             loop_delay_s=made.histogram("loop_delay_seconds", "Lateness of the event loop", _LOOP_DELAY_S),
         )
 
@@ -85,78 +153,17 @@ class ControllerMetrics:
         for phase, histogram in self.admission_s.items():
             histogram.observe(getattr(timings, f"{phase}_ms") / 1_000)
 
-    def digest_seen(self, daemon: str) -> None:
-        """Restart the age of a daemon's digest (`daemon` as DaemonKey prints)."""
-        seen_s = time.monotonic()
-        self.digest_age.labels(daemon).set_function(lambda: time.monotonic() - seen_s)
-
-    def daemon_gone(self, daemon: str) -> None:
-        """Drop a lost daemon's series: an age that only grows says nothing."""
-        with suppress(KeyError):  # older prometheus_client: never seen
-            self.digest_age.remove(daemon)
-
 
 @dataclass(frozen=True, slots=True)
 class StageMetrics:
     registry: CollectorRegistry
-    time_s: Mapping[str, Counter]
-    """Where the executor's time went, by state (STAGE_STATES)."""
-    waves: Counter
-    """Label outcome: done or failed."""
-    tokens: Counter
-    """Tokens computed."""
-    void_rows: Counter
-    evictions: Counter
-    """Blocks dropped from the device to make room."""
-    offloads: Counter
-    """Blocks moved to the host tier to make room."""
-    leases: Gauge
-    escrows: Gauge
-    """Requests that hold one."""
-    escrowed_blocks: Gauge
-    blocks: Mapping[str, Gauge]
-    """By state (BLOCK_STATES)."""
-    votes: Counter
-    """Label outcome (terms.VoteOutcome value)."""
     loop_delay_s: Histogram
-    abandoned_links: Gauge
-    """Link threads of ended formations that have not come back yet."""
 
     @classmethod
-    def create(cls, registry: CollectorRegistry | None = None) -> Self:
-        made = _Maker("wavepp_stage", registry or CollectorRegistry())
-        times = made.counter("time_seconds", "Time of the executor by state", "state")
-        blocks = made.gauge("blocks", "Device blocks by state", "state")
-        return cls(
-            registry=made.registry,
-            time_s={state: times.labels(state) for state in STAGE_STATES},
-            waves=made.counter("waves", "Waves executed", "outcome"),
-            tokens=made.counter("computed_tokens", "Tokens computed"),
-            void_rows=made.counter("void_rows", "Rows that flowed without being computed"),
-            evictions=made.counter("evicted_blocks", "Blocks dropped from the device"),
-            offloads=made.counter("offloaded_blocks", "Blocks moved to the host tier"),
-            leases=made.gauge("leases", "Requests that hold a lease"),
-            escrows=made.gauge("escrows", "Requests that hold an escrow"),
-            escrowed_blocks=made.gauge("escrowed_blocks", "Blocks promised and not taken"),
-            blocks={state: blocks.labels(state) for state in BLOCK_STATES},
-            votes=made.counter("votes", "Entries of rounds answered", "outcome"),
-            loop_delay_s=made.histogram("loop_delay_seconds", "Lateness of the event loop", _LOOP_DELAY_S),
-            abandoned_links=made.gauge("abandoned_link_threads", "Link threads that outlive their formation"),
-        )
-
-    def observe_wave(self, times: StageTimes, tokens: int, *, done: bool) -> None:
-        """Record one executed wave and the time since the previous one."""
-        for state, counter in self.time_s.items():
-            counter.inc(getattr(times, f"{state}_us") / 1_000_000)
-        self.waves.labels("done" if done else "failed").inc()
-        self.tokens.inc(tokens)
-
-    def set_blocks(self, capacity: Capacity, cached: int, held: int, quarantined: int) -> None:
-        """State the pool: counts of device blocks."""
-        counts = {"free": capacity.free_blocks, "cached": cached, "held": held, "quarantined": quarantined}
-        for state, gauge in self.blocks.items():
-            gauge.set(counts[state])
-        self.escrowed_blocks.set(capacity.escrowed_blocks)
+    def create(cls, read: Callable[[], Reading]) -> Self:
+        """`read` is called on the scrape's thread."""
+        made = _Registry("wavepp_stage", read)
+        return cls(made.registry, made.histogram("loop_delay_seconds", "Lateness of the event loop", _LOOP_DELAY_S))
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,28 +185,59 @@ def serve_metrics(registry: CollectorRegistry, listen: str = "127.0.0.1:0") -> M
 
     Raises InvalidRequest if the address cannot be bound.
     """
-    wanted = parse_address(listen, field="metrics_listen")
+    wanted = parse_address(listen, field="metrics")
     host = wanted.host or "127.0.0.1"
     try:
         server, thread = start_http_server(wanted.port, host, registry)
     except OSError as error:
         message = f"cannot serve metrics on {listen}: {error.strerror}"
-        raise InvalidRequest(message, field="metrics_listen", value=listen) from error
+        raise InvalidRequest(message, field="metrics", value=listen) from error
     return MetricsServer(str(Address(host, server.server_port)), server, thread)
 
 
-@dataclass(frozen=True, slots=True)
-class _Maker:
-    """Makes instruments of one prefix on one registry; a counter's name gets its `_total` itself."""
+class _Registry(Collector):
+    """A registry of one process: its histograms, its own process, and `read` at every scrape."""
 
-    prefix: str
-    registry: CollectorRegistry
+    def __init__(self, prefix: str, read: Callable[[], Reading]) -> None:
+        self.registry = CollectorRegistry()
+        self._prefix = prefix
+        self._read = read
+        self.registry.register(self)
+        ProcessCollector(registry=self.registry)
 
-    def counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"{self.prefix}_{name}", text, labels, registry=self.registry)
-
-    def gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(f"{self.prefix}_{name}", text, labels, registry=self.registry)
+    def collect(self) -> Iterator[Metric]:
+        figures, spans = self._read()
+        if figures is not None:
+            yield from figures.families(self._prefix)
+        lost = {"dropped": spans.dropped, "failed": spans.failed}
+        made = _Families(self._prefix)
+        yield made.counter("exported_spans", "Trace spans that the collector took", spans.exported)
+        yield made.counters("lost_spans", "Trace spans lost: buffer full, or export failed", "cause", lost)
 
     def histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-        return Histogram(f"{self.prefix}_{name}", text, labels, registry=self.registry, buckets=buckets)
+        return Histogram(f"{self._prefix}_{name}", text, labels, registry=self.registry, buckets=buckets)
+
+
+@dataclass(frozen=True, slots=True)
+class _Families:
+    """Families of one prefix; a counter's samples get their `_total` themselves."""
+
+    prefix: str
+
+    def gauge(self, name: str, text: str, value: float) -> Metric:
+        return GaugeMetricFamily(f"{self.prefix}_{name}", text, value)
+
+    def counter(self, name: str, text: str, value: float) -> Metric:
+        return CounterMetricFamily(f"{self.prefix}_{name}", text, value)
+
+    def gauges(self, name: str, text: str, label: str, values: Values) -> Metric:
+        return _filled(GaugeMetricFamily(f"{self.prefix}_{name}", text, labels=[label]), values)
+
+    def counters(self, name: str, text: str, label: str, values: Values) -> Metric:
+        return _filled(CounterMetricFamily(f"{self.prefix}_{name}", text, labels=[label]), values)
+
+
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: Values) -> Metric:
+    for label, value in values.items():
+        family.add_metric([label], value)
+    return family
