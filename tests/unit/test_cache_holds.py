@@ -9,7 +9,7 @@ import pytest
 from tests.harness.stage_core import B, hashes, key, packed_hashes
 from wavepp_proto.errors import InternalError
 from wavepp_proto.hashing import HASH_BYTES, blocks_for
-from wavepp_proto.terms import Capacity, HoldKey, Incarnation
+from wavepp_proto.terms import Capacity, ErrorInfo, HoldKey, Incarnation
 from wavepp_stage.core import block_cache
 from wavepp_stage.core.block_cache import BlockCache
 from wavepp_stage.core.block_hashes import BlockHashes
@@ -96,15 +96,18 @@ def test_every_pair_is_legal_or_impossible_when_walked(phase: Phase, given: Hold
     with pytest.raises(IllegalTransition) as caught:
         hold.advance(given)
     assert hold.phase is phase
-    assert caught.value.fields["request_id"] == "a"
+    assert caught.value.key == key("a")
 
 
 def test_illegal_transition_tells_the_story_when_raised(pool: Pool) -> None:
     pool.commit("a", range(10))
     with pytest.raises(IllegalTransition) as caught:
         pool.cache.commit(key("a"))
-    assert caught.value.fields["story"] == "escrow:escrowed > commit:committed"
-    assert "commit is illegal for a hold that is committed" in caught.value.message
+    assert caught.value.info() == ErrorInfo(
+        "INTERNAL",
+        "commit is illegal for a hold that is committed",
+        (("attempt", "1"), ("request_id", "a"), ("story", "escrow:escrowed > commit:committed")),
+    )
 
 
 def test_demand_is_rounded_up_per_request_when_blocks_are_partial(pool: Pool) -> None:

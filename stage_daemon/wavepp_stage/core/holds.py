@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from wavepp_proto.errors import InternalError
 from wavepp_proto.hashing import blocks_for
-from wavepp_proto.terms import HoldKey, HoldState
+from wavepp_proto.terms import ErrorInfo, HoldKey, HoldState
 from wavepp_stage.core.block_hashes import BlockHashes
 from wavepp_stage.core.block_tree import NO_NODES, Nodes
 from wavepp_stage.core.work import BlockTable
@@ -69,8 +69,18 @@ TRANSITIONS: dict[tuple[Phase, HoldInput], Phase] = {
 }
 
 
-class IllegalTransition(InternalError):
-    """An input that the hold's phase does not know; carries the hold's story."""
+class IllegalTransition(RuntimeError):
+    """An input that the hold's phase does not know: a bug here, told with the hold's story."""
+
+    def __init__(self, key: HoldKey, phase: Phase, given: str, story: str) -> None:
+        super().__init__(f"{given} is illegal for a hold that is {phase.value}")
+        self.key = key
+        self.story = story
+
+    def info(self) -> ErrorInfo:
+        """As data for the shell."""
+        request, attempt = self.key.request_id, self.key.attempt
+        return InternalError(str(self), request_id=request, attempt=attempt, story=self.story).info()
 
 
 @dataclass(slots=True)
@@ -114,13 +124,8 @@ class Hold:
         self.phase = reached
         return reached
 
-    def illegal(self, what: str) -> IllegalTransition:
-        return IllegalTransition(
-            f"{what} is illegal for a hold that is {self.phase.value}",
-            request_id=self.key.request_id,
-            attempt=self.key.attempt,
-            story=" > ".join(self.story) or "new",
-        )
+    def illegal(self, given: str) -> IllegalTransition:
+        return IllegalTransition(self.key, self.phase, given, " > ".join(self.story) or "new")
 
     def demand(self, block_tokens: int) -> int:
         """Blocks of the prompt that the lease does not cover."""

@@ -35,7 +35,7 @@ from wavepp_stage.core.block_cache import BlockCache
 from wavepp_stage.core.cache_manager import CacheManager
 from wavepp_stage.core.digest_feed import DigestFeed
 from wavepp_stage.core.gate import check_event
-from wavepp_stage.core.holds import Phase
+from wavepp_stage.core.holds import IllegalTransition, Phase
 from wavepp_stage.core.join_plan import check_plan, needs_rebuild
 from wavepp_stage.core.served_formation import ServedFormation
 
@@ -73,7 +73,7 @@ class StageMachine:
         check_event(event, self.standing)
         try:
             actions = self._dispatch(event)
-        except InternalError as error:
+        except (InternalError, IllegalTransition) as error:
             return [ev.CoreError(error.info())]
         if self._has_news():
             actions.append(ev.DigestChanged())
