@@ -18,6 +18,7 @@ from wavepp_stage.core.block_hashes import BlockHashes
 from wavepp_stage.core.block_pool import BlockPool
 from wavepp_stage.core.block_tree import ROOT, BlockTree, Nodes
 from wavepp_stage.core.cache_manager import Escrow, Lease
+from wavepp_stage.core.census import Census, take_census
 from wavepp_stage.core.digest_feed import DigestFeed
 from wavepp_stage.core.holds import Hold, HoldInput, Phase
 from wavepp_stage.core.invariants import check_cache
@@ -216,6 +217,9 @@ class BlockCache:
 
     def inventory(self) -> tuple[HoldState, ...]:
         return tuple(hold.state(self._block_tokens) for hold in self._holds.values())
+
+    def census(self) -> Census:
+        return take_census(self)
 
     def digests_since(self, seq: int) -> list[Digest]:
         return self._feed.since(seq, self._tree.resident_hashes, self.capacity())

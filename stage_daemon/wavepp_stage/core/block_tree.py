@@ -36,6 +36,8 @@ class BlockTree:
         self.cached = 0
         """Nodes without references: what eviction can give back."""
         self.resident = 0
+        self.evicted = 0
+        """Nodes evicted so far."""
         self._parent: Nodes = np.zeros(size + 1, dtype=np.int64)
         self._depth = np.zeros(size + 1, dtype=np.int32)
         self._refs = np.zeros(size + 1, dtype=np.int32)
@@ -170,6 +172,7 @@ class BlockTree:
             self._evict_branch(leaf, count, doomed)
         nodes = np.array(doomed, dtype=np.int64)
         self._forget(nodes)
+        self.evicted += len(nodes)
         return self._block[nodes], self._short[nodes]
 
     def _evict_branch(self, node: int, count: int, doomed: list[int]) -> None:

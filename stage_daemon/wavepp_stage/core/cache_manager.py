@@ -15,6 +15,7 @@ from typing import Protocol
 
 from wavepp_proto.terms import Capacity, Digest, HoldKey, HoldState
 from wavepp_stage.core.block_hashes import BlockHashes
+from wavepp_stage.core.census import Census
 from wavepp_stage.core.work import BlockTable
 
 
@@ -85,6 +86,9 @@ class CacheManager(Protocol):
 
     def inventory(self) -> tuple[HoldState, ...]:
         """Every hold, in the order in which they were taken."""
+
+    def census(self) -> Census:
+        """How full it is, in counts."""
 
     def end_formation(self, formation: int) -> None:
         """Retire every hold; what an executor may still touch goes into quarantine."""

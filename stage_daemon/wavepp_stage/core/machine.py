@@ -33,6 +33,7 @@ from wavepp_stage.core import events as ev
 from wavepp_stage.core.announcements import Announcements
 from wavepp_stage.core.block_cache import BlockCache
 from wavepp_stage.core.cache_manager import CacheManager
+from wavepp_stage.core.census import Census
 from wavepp_stage.core.digest_feed import DigestFeed
 from wavepp_stage.core.gate import check_event
 from wavepp_stage.core.holds import IllegalTransition, Phase
@@ -210,6 +211,9 @@ class StageMachine:
 
     def capacity(self) -> Capacity:
         return self._cache.capacity() if self._cache else Capacity(0, 0, 0)
+
+    def census(self) -> Census:
+        return self._cache.census() if self._cache else Census()
 
     def digests_since(self, seq: int) -> list[Digest]:
         """What a reader at `seq` has not seen; nothing before the first join."""
