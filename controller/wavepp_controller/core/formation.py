@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from wavepp_controller.core.config import ControllerConfig
 from wavepp_controller.core.verdicts import PipelineFacts
-from wavepp_proto.errors import JoinRefused
+from wavepp_proto.errors import JoinRefused, WaveppError
 from wavepp_proto.fence import Standing, check_fence
 from wavepp_proto.terms import (
     Capacity,
@@ -89,6 +89,10 @@ class PipelineFormation:
     """In (stage, rank) order."""
     join_deadline: float
     serving: bool = False
+    symptom: WaveppError | None = None
+    """A link fault that a daemon reported: a dead neighbour causes one too, and its own stream tells which."""
+    symptom_until: float = 0.0
+    """When the formation ends for the symptom, if no cause has shown by then."""
 
     @property
     def stages(self) -> int:

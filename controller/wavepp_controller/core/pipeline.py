@@ -37,6 +37,7 @@ from wavepp_controller.core.service import Service
 from wavepp_proto.errors import (
     FormationEnded,
     InternalError,
+    LinkFault,
     StageLost,
     StaleMessage,
     WaveppError,
@@ -46,6 +47,8 @@ from wavepp_proto.terms import DaemonKey, Epoch, Fence, PipelineId, RoundOrdinal
 
 STALL_S = 5.0
 """Longer than any retry for room takes when nothing is held: from then on the controller is not ready."""
+LINK_GRACE_S = 0.25
+"""Between a link fault and the stream of the neighbour that died there lie milliseconds."""
 SWEEP_SHARDS = 1
 """Shards of the index swept per tick: about half a millisecond at a million blocks."""
 
@@ -180,7 +183,7 @@ class PipelineMachine:
             return
         daemon.last_heard = event.now
         if not event.report.done:
-            self.end_formation(causes.failed_report(event.key, event.report), event.now)
+            self._failed(event)
             return
         self.forming.worked()
         self._guarded(lambda: service.report(event.key, event.report, event.now), event.now)
@@ -216,6 +219,8 @@ class PipelineMachine:
         formation = self.forming.present
         if formation is not None and self.service is not None:
             times += [*self.service.next_deadlines(), formation.next_silence(self._config.silence_ms / 1e3)]
+            if formation.symptom is not None:
+                times.append(formation.symptom_until)
         return min((at for at in times if at is not None), default=None)
 
     def check(self) -> list[str]:
@@ -269,6 +274,14 @@ class PipelineMachine:
             self.index.detach(key)
         return rounds
 
+    def _failed(self, event: ReportArrived) -> None:
+        """A fault ends the formation: at once, or after a look for the dead neighbour behind a lost link."""
+        formation, error = self.forming.present, causes.failed_report(event.key, event.report)
+        if formation is None or event.report.error is None or event.report.error.reason != LinkFault.reason:
+            self.end_formation(error, event.now)
+        elif formation.symptom is None:
+            formation.symptom, formation.symptom_until = error, event.now + LINK_GRACE_S
+
     def _lose(self, daemon: Daemon, why: str, now: float, *, hold: bool = True) -> None:
         """With `hold`, the incarnation is left out of formations until it must be alive."""
         self.forming.lost(daemon.key, daemon.record.incarnation, now, hold=hold)
@@ -282,6 +295,9 @@ class PipelineMachine:
         late = self.forming.late(now)
         if late is not None:
             self.end_formation(late, now)
+            return
+        if formation.symptom is not None and now >= formation.symptom_until:
+            self.end_formation(formation.symptom, now)
             return
         formation.excuse(pause, now)
         silent = formation.silent(now, self._config.silence_ms / 1e3)

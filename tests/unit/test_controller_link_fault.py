@@ -1,0 +1,59 @@
+"""A lost link is a symptom: the dead neighbour behind it is named if it shows in time."""
+
+from __future__ import annotations
+
+from tests.harness.fake_pipeline import FakePipeline, fault
+from wavepp_controller.core.events import EndFormation, ReportArrived, SendWave
+from wavepp_proto.terms import Failed, Finished, StageTimes, WaveReport
+
+
+def _running() -> FakePipeline:
+    pipeline = FakePipeline(stages=3)
+    pipeline.hold = {SendWave}
+    pipeline.submit("a", 40)
+    assert pipeline.state("a") == "running"
+    return pipeline
+
+
+def _report(pipeline: FakePipeline, stage: int, reason: str) -> None:
+    daemon = pipeline.daemon(stage)
+    report = WaveReport(daemon.fence(1), False, 0, b"", StageTimes(), error=fault(reason))
+    pipeline.post(ReportArrived(daemon.plan.key, report, pipeline.now))
+
+
+def _fields(pipeline: FakePipeline) -> dict[str, str]:
+    outcome = pipeline.outcome("a")
+    assert isinstance(outcome, Failed)
+    return dict(outcome.error.fields)
+
+
+def test_the_dead_stage_is_named_when_its_neighbour_reports_the_lost_link_first() -> None:
+    pipeline = _running()
+    _report(pipeline, 1, "LINK_FAULT")
+    pipeline.pass_time(0.2)
+    assert pipeline.state("a") == "running"
+    pipeline.lose(2)
+    assert pipeline.reason("a") == "STAGE_LOST"
+    assert _fields(pipeline)["stage"] == "2"
+
+
+def test_the_formation_ends_for_the_link_when_nobody_died() -> None:
+    pipeline = _running()
+    _report(pipeline, 1, "LINK_FAULT")
+    _report(pipeline, 2, "LINK_FAULT")
+    pipeline.pass_time(0.3)
+    assert pipeline.reason("a") == "FORMATION_ENDED"
+    assert _fields(pipeline)["stage"] == "1"
+    assert len(pipeline.of(EndFormation)) == 1
+    pipeline.hold, pipeline.held = set(), []
+    pipeline.pass_time(1.0)
+    pipeline.submit("b", 40)
+    assert isinstance(pipeline.outcome("b"), Finished)
+
+
+def test_the_formation_ends_at_once_when_an_engine_failed() -> None:
+    pipeline = _running()
+    _report(pipeline, 1, "LINK_FAULT")
+    _report(pipeline, 0, "ENGINE_FAULT")
+    assert pipeline.reason("a") == "FORMATION_ENDED"
+    assert _fields(pipeline)["stage"] == "0"
