@@ -40,14 +40,22 @@ def build_app() -> typer.Typer:
     for command in (up, prefill, status, doctor):
         app.command()(command)
     for point in sorted(entry_points(group="wavepp.commands"), key=lambda found: found.name):
-        app.command(point.name)(_load(point))
+        _add(app, point.name, _load(point))
     return app
 
 
-def _load(point: EntryPoint) -> Callable[..., Any]:
+def _add(app: typer.Typer, name: str, command: Callable[..., Any] | typer.Typer) -> None:
+    """A package brings one command, or a group of them."""
+    if isinstance(command, typer.Typer):
+        app.add_typer(command, name=name)
+    else:
+        app.command(name)(command)
+
+
+def _load(point: EntryPoint) -> Callable[..., Any] | typer.Typer:
     """A package's command; one that cannot be imported says why when it is called, and hinders no other."""
     try:
-        command: Callable[..., Any] = point.load()
+        command: Callable[..., Any] | typer.Typer = point.load()
     except ImportError as error:
         reason = str(error)
 

@@ -8,22 +8,18 @@ renewal of the golden output can lose.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
-from typing import Any
 
-from wavepp_controller.core.config import ControllerConfig
 from wavepp_controller.core.events import DrainAsked
-from wavepp_proto.terms import Failed, Finished, LinkKind, PrefillRequest, RequestId
+from wavepp_proto.terms import Failed, Finished, PipelineId, PrefillRequest, RequestId
 from wavepp_simulator import mishaps
 from wavepp_simulator.clients import prompt
-from wavepp_simulator.executor import Costs
+from wavepp_simulator.options import seconds, shape_of
 from wavepp_simulator.show import blocks, holds, requests
 from wavepp_simulator.story import KINDS, USUAL
-from wavepp_simulator.world import Shape, World
+from wavepp_simulator.world import World
 
 LIMIT_S = 900.0
 """Longest `run until`, in virtual seconds."""
-_CONFIG = {field.name for field in fields(ControllerConfig)} - {"policy", "link", "wave_tokens"}
 
 
 class CommandError(Exception):
@@ -74,7 +70,7 @@ class Console:
         """A new cluster, once: runs until its pipeline serves."""
         if self._world is not None:
             raise CommandError("there is a cluster already")
-        self._world = World(_shape(options))
+        self._world = World(shape_of(options))
         self._world.start()
         self._world.run(lambda: self.world.controller.formation > 0, LIMIT_S)
 
@@ -83,15 +79,14 @@ class Console:
         (name,) = words
         length = int(options.pop("len"))
         tokens = prompt(options.pop("text", name), length) if length else b""
-        request = PrefillRequest(RequestId(name), tokens)
-        known: dict[str, Any] = {}
-        for option, value in options.items():
-            known |= {
-                "deadline_ms": lambda value=value: {"deadline_ms": int(value)},
-                "salt": lambda value=value: {"cache_salt": value},
-                "pipeline": lambda value=value: {"pipeline": value},
-            }[option]()
-        self.world.clients.submit(replace(request, **known))
+        deadline_ms = int(options["deadline_ms"]) if "deadline_ms" in options else None
+        pipeline = PipelineId(options["pipeline"]) if "pipeline" in options else None
+        unknown = options.keys() - {"deadline_ms", "pipeline", "salt"}
+        if unknown:
+            raise CommandError(f"no option {' '.join(sorted(unknown))}")
+        self.world.clients.submit(
+            PrefillRequest(RequestId(name), tokens, pipeline, deadline_ms, cache_salt=options.get("salt", ""))
+        )
 
     def cancel(self, words: list[str], options: dict[str, str]) -> None:
         (name,) = words
@@ -131,12 +126,12 @@ class Console:
 
     def advance(self, words: list[str], options: dict[str, str]) -> None:
         (span,) = words
-        self.world.advance(_seconds(span))
+        self.world.advance(seconds(span))
 
     def slow(self, words: list[str], options: dict[str, str]) -> None:
         """slow s1>c/digest 500ms"""
         wire, span = words
-        mishaps.slow_wire(self.world, wire, _seconds(span))
+        mishaps.slow_wire(self.world, wire, seconds(span))
 
     def break_(self, words: list[str], options: dict[str, str]) -> None:
         """break r1 stage 1"""
@@ -192,31 +187,8 @@ class Console:
         if "within" in options:
             since = self.world.faulted_at or 0.0
             took = (asked.ended_at or self.world.agenda.now) - since
-            if took > _seconds(options["within"]):
+            if took > seconds(options["within"]):
                 raise CommandError(f"it took {took:.3f} s")
-
-
-def _shape(options: dict[str, str]) -> Shape:
-    """cluster [pools=64,64,64] [block=16] [wave=64] [wave_ms=1] [token_us=10] and settings of the controller."""
-    options = dict(options)
-    pools = tuple(int(blocks) for blocks in options.pop("pools", "64,64,64").split(","))
-    costs = Costs(float(options.pop("wave_ms", "1")) / 1e3, float(options.pop("token_us", "10")) / 1e6)
-    block, wave = int(options.pop("block", "16")), int(options.pop("wave", "64"))
-    window = int(options.pop("window", "4096"))
-    unknown = options.keys() - _CONFIG
-    if unknown:
-        raise CommandError(f"no setting {' '.join(sorted(unknown))}; known: {' '.join(sorted(_CONFIG))}")
-    settings: dict[str, Any] = {name: int(value) for name, value in options.items()}
-    config = ControllerConfig(wave_tokens=wave, link=LinkKind.GRPC, **settings)
-    return Shape(pools=pools, block_tokens=block, window=window, costs=costs, config=config)
-
-
-def _seconds(span: str) -> float:
-    """`250ms` or `2s`. ValueError for anything else."""
-    for unit, size in (("ms", 1e-3), ("s", 1.0)):
-        if span.endswith(unit):
-            return float(span.removesuffix(unit)) * size
-    raise ValueError(f"{span} has no unit")
 
 
 _STAGE_FAULTS: dict[str, Callable[[World, int], None]] = {

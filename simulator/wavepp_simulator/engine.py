@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wavepp_proto.terms import HoldKey, RowResult
+from wavepp_proto.terms import Fence, HoldKey, RowResult
 from wavepp_simulator.ledger import Violation
 from wavepp_stage.core.work import RowWork, WaveWork
 from wavepp_stage.engine import emulated_model as model
@@ -41,10 +41,10 @@ class SimEngine:
         self._stage = stage
         self._owns = owns
         self._cache = CanaryCache(pool_blocks, block_tokens, stage)
-        self._writers: dict[int, HoldKey] = {}
+        self._writers: dict[int, tuple[Fence, HoldKey]] = {}
 
-    def run(self, work: WaveWork, payload: Payload | None) -> Outcome:
-        """`payload` is None on the first stage only."""
+    def run(self, fence: Fence, work: WaveWork, payload: Payload | None) -> Outcome:
+        """`fence` is of the formation that runs; `payload` is None on the first stage only."""
         out: Payload = {}
         results: list[RowResult] = []
         faults: dict[int, str] = {}
@@ -55,7 +55,7 @@ class SimEngine:
                 faults[index] = "bad canary (asked for)"
                 continue
             try:
-                out[index] = self._compute(row, None if payload is None else payload.get(index))
+                out[index] = self._compute(fence, row, None if payload is None else payload.get(index))
             except RowRefused as fault:
                 raise Violation(
                     "I3", f"stage {self._stage} wave {work.ordinal} {row.key.request_id}: {fault}"
@@ -65,7 +65,7 @@ class SimEngine:
                 results.append(RowResult(index, token))
         return Outcome(out, tuple(results), faults)
 
-    def _compute(self, row: RowWork, upstream: Words | None) -> Words:
+    def _compute(self, fence: Fence, row: RowWork, upstream: Words | None) -> Words:
         self._cache.check_table(row)
         self._cache.check_canaries(row)
         if upstream is not None:
@@ -77,13 +77,15 @@ class SimEngine:
         states = model.continue_state(self._cache.state_before(row), mixed)
         if upstream is not None and not np.array_equal(states, upstream[:, 1]):
             raise RowRefused("this cache is of another prefix than the previous stage's")
-        self._claim(row)
+        self._claim(fence, row)
         self._cache.write(row, states)
         return np.stack((mixed, states), axis=1)
 
-    def _claim(self, row: RowWork) -> None:
+    def _claim(self, fence: Fence, row: RowWork) -> None:
+        """Nobody else that still has blocks in this formation wrote here: keys may come back in a later one."""
+        mine = (fence, row.key)
         for block in row.blocks[row.start // self.shape[1] :].tolist():
-            before = self._writers.get(block)
-            if before is not None and before != row.key and self._owns(before):
-                raise RowRefused(f"block {block} still belongs to {before.request_id}")
-            self._writers[block] = row.key
+            before = self._writers.get(block, mine)
+            if before != mine and before[0] == fence and self._owns(before[1]):
+                raise RowRefused(f"block {block} still belongs to {before[1].request_id}")
+            self._writers[block] = mine

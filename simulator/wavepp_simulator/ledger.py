@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from wavepp_proto.hashing import blocks_for
-from wavepp_proto.terms import Admitted, Epoch, Formation, Inventory, Row, WaveOrdinal
+from wavepp_proto.terms import Admitted, Epoch, Formation, HoldKey, Inventory, Row, WaveOrdinal
 from wavepp_stage.core.machine import StageMachine
 
 
@@ -62,13 +62,11 @@ def check_drained(stage: int, found: Inventory) -> None:
 
 def check_admitted(stage: int, machine: StageMachine, event: Admitted, prompt_tokens: int, block_tokens: int) -> None:
     """The endpoint that a client is told is held on every stage, with room for the rest."""
-    held = next((hold for hold in machine.inventory().holds if hold.key.request_id == event.request_id), None)
-    where = f"stage {stage} at the admission of {event.request_id}"
-    if held is None or held.key.attempt != event.attempt:
+    key = HoldKey(event.request_id, event.attempt)
+    held = next((hold for hold in machine.inventory().holds if hold.key == key), None)
+    where = f"stage {stage} at the admission of {key}"
+    if held is None or held.phase != "committed":
         raise Violation("agreement", f"{where} holds {held}")
-    if held.phase == "committed":
-        promised = held.leased_blocks + held.escrow_blocks
-        if held.endpoint != event.endpoint or promised < blocks_for(prompt_tokens, block_tokens):
-            raise Violation("agreement", f"{where}: endpoint {held.endpoint}, not {event.endpoint}; {promised} blocks")
-    else:
-        raise Violation("agreement", f"{where} is {held.phase}")
+    blocks = held.leased_blocks + held.escrow_blocks
+    if held.endpoint != event.endpoint or blocks != blocks_for(prompt_tokens, block_tokens):
+        raise Violation("agreement", f"{where}: endpoint {held.endpoint}, not {event.endpoint}; {blocks} blocks")

@@ -1,0 +1,115 @@
+"""The simulator itself: one seed is one history, violations are found, and the command says so."""
+
+import pytest
+from typer.testing import CliRunner
+
+from wavepp_proto.terms import PrefillRequest, RequestId
+from wavepp_simulator import mishaps
+from wavepp_simulator.__main__ import command
+from wavepp_simulator.clients import prompt
+from wavepp_simulator.explore import explore
+from wavepp_simulator.ledger import Violation
+from wavepp_simulator.script import ScriptError, play
+from wavepp_simulator.story import KINDS
+from wavepp_simulator.world import Shape, World
+from wavepp_stage.core.block_cache import BlockCache
+
+REQUESTS = 12
+
+
+def serving() -> World:
+    world = World(Shape())
+    world.start()
+    world.run(lambda: world.controller.formation > 0, 5.0)
+    return world
+
+
+def submit(world: World, name: str, length: int) -> None:
+    world.clients.submit(PrefillRequest(RequestId(name), prompt("a", length)))
+
+
+def settle(world: World) -> None:
+    world.run(lambda: world.idle, 60.0)
+    world.check_drained()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_history_breaks_no_invariant(seed: int) -> None:
+    history = explore(seed, REQUESTS)
+    assert history.violation is None
+    assert len(history.world.clients.every) == REQUESTS
+
+
+def test_story_is_equal_byte_by_byte_when_the_seed_is_equal() -> None:
+    def story(seed: int) -> str:
+        return "\n".join(explore(seed, REQUESTS).world.story.lines(0, KINDS))
+
+    assert story(3) == story(3)
+    assert story(3) != story(4)
+
+
+def test_prompts_share_their_prefix_when_described_alike() -> None:
+    assert prompt("a*32+b", 48)[: 32 * 4] == prompt("a", 32)
+    assert prompt("a*32+b", 48)[32 * 4 :] == prompt("b", 16)
+    with pytest.raises(ValueError, match="does not describe 8 tokens"):
+        prompt("a*9", 8)
+
+
+def test_lost_stage_is_detected_within_two_seconds_when_it_falls_silent() -> None:
+    world = serving()
+    submit(world, "r1", 400)
+    world.run(lambda: world.stages[1].executor.executing == 2, 5.0)
+    stopped = world.agenda.now
+    mishaps.pause_stage(world, 1)
+    world.run(lambda: not world.clients.waiting, 2.0)
+    assert world.clients.asked[RequestId("r1")].outcome.error.reason == "STAGE_LOST"  # type: ignore[union-attr]
+    assert 1.0 < world.agenda.now - stopped < 2.0
+
+
+def test_violation_is_found_when_a_core_publishes_what_was_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted bug: a whole prompt is published with its first wave."""
+    honest = BlockCache.publish
+    monkeypatch.setattr(
+        BlockCache, "publish", lambda self, key, tokens: honest(self, key, self._hold(key).prompt_tokens)
+    )
+    world = serving()
+    submit(world, "r1", 900)
+    world.run(lambda: world.stages[2].executor.executing == 1, 5.0)
+    world.clients.cancel(RequestId("r1"))
+    world.run(lambda: world.idle, 60.0)
+    submit(world, "r2", 900)
+    with pytest.raises(Violation, match="I3"):
+        world.run(lambda: world.idle, 60.0)
+
+
+def test_violation_is_found_when_a_hold_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BlockCache, "release", lambda self, key: None)
+    world = serving()
+    submit(world, "r1", 100)
+    with pytest.raises(Violation, match=r"core: s0: |I2: stage 0 still holds"):
+        settle(world)
+
+
+def test_script_error_names_its_line_when_an_expectation_fails() -> None:
+    with pytest.raises(ScriptError, match="line 4: expect r1 CANCELLED: r1 is finished"):
+        play("cluster pools=8,8\nsubmit r1 len=10\nrun until idle\nexpect r1 CANCELLED\n")
+
+
+@pytest.mark.parametrize("line", ["dance", "cluster pools=x", "cluster silence=1", "submit r1 len=3 text=a*9"])
+def test_script_error_is_raised_when_a_command_makes_no_sense(line: str) -> None:
+    with pytest.raises(ScriptError, match="line 2"):
+        play(f"# x\n{line}\n")
+
+
+def test_command_reports_a_clean_exploration() -> None:
+    result = CliRunner().invoke(command, ["faults", "--seeds", "2", "--requests", "5"])
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("2 seeds, ")
+
+
+def test_command_ends_1_with_the_seed_when_an_invariant_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BlockCache, "release", lambda self, key: None)
+    result = CliRunner().invoke(command, ["faults", "--first", "5", "--seeds", "1"])
+    assert result.exit_code == 1
+    assert "seed 5: " in result.output
+    assert "wavepp simulate faults --first 5 --seeds 1 --requests 20" in result.output
