@@ -1,10 +1,11 @@
 """Admission figures (DESIGN.md bars): hash, hint, one prepare round beside bare gRPC, admissions a second.
 
-Real processes: etcd, a controller, P emulated stages at no cost per token, and this client. Times of
-phases are the controller's own, taken from each result. Interleaves the bare fan-out with the rounds
-so that both see the same machine. Prints one JSON object; nothing is asserted.
+Real processes: etcd, a controller, P emulated stages and this client. Times of phases are the
+controller's own, taken from each result. The bare fan-out runs between the rounds of the same run, so
+that both see the same machine; every part says which share of the machine others took and what each
+process spent per request. Prints one JSON object; nothing is asserted.
 
-    scripts/bench-admission [--quick]
+    scripts/bench-admission [--quick] [--only cores|rounds|rate|isolated ...]
 """
 
 from __future__ import annotations
@@ -18,18 +19,23 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tests.bench import hashing, hint, stage_core
 from tests.bench.grpc_floor import fan_out
+from tests.bench.meter import Meter
 from wavepp import AsyncClient, PrefillResult
 from wavepp.local_cluster import LocalCluster, LocalPlan
 
 VOCABULARY = 32_000
 ROUND_BYTES = 100
 """About what one prepare entry takes on the wire."""
+Prompts = list[np.ndarray[Any, np.dtype[np.int32]]]
 
 
 def percentile(values: list[float], q: float) -> float:
@@ -45,109 +51,162 @@ def summary(values: list[float], scale: float = 1.0) -> dict[str, float]:
     }
 
 
-def prompts(count: int, tokens: int, shared: int, seed: int) -> list[np.ndarray[Any, np.dtype[np.int32]]]:
+def prompts(count: int, tokens: int, shared: int, seed: int) -> Prompts:
     """`count` prompts of `tokens` tokens that share their first `shared` tokens."""
     rng = np.random.default_rng(seed)
     head = rng.integers(0, VOCABULARY, shared, dtype=np.int32)
     return [np.concatenate([head, rng.integers(0, VOCABULARY, tokens - shared, dtype=np.int32)]) for _ in range(count)]
 
 
-def plan(stages: int, block_tokens: int, pool_blocks: int, wave_tokens: int) -> LocalPlan:
-    return LocalPlan(
-        model=f"emulated:layers=32,vocabulary={VOCABULARY},window=1048576",
+@asynccontextmanager
+async def cluster(
+    stages: int, wave_tokens: int = 16_384, preset: str = ""
+) -> AsyncIterator[tuple[LocalCluster, AsyncClient]]:
+    """Emulated stages with room for everything, and a client; `preset` gives the engine costs."""
+    plan = LocalPlan(
+        model=f"emulated:layers=32,vocabulary={VOCABULARY},window=1048576{preset}",
         engine="emulated",
         stages=stages,
-        pool_blocks=(pool_blocks,),
-        block_tokens=block_tokens,
+        pool_blocks=(40_000,),
+        block_tokens=64,
         wave_tokens=wave_tokens,
         listen="127.0.0.1:0",
         log_level="warning",
         silence_ms=10_000,
     )
+    with tempfile.TemporaryDirectory() as folder:
+        running = LocalCluster(plan, Path(folder))
+        await running.start()
+        try:
+            async with AsyncClient(running.address) as client:
+                yield running, client
+        finally:
+            await running.close()
+
+
+def meter(running: LocalCluster) -> Meter:
+    return Meter(running.pids() | {"client": os.getpid()})
 
 
 async def one_round(stages: int, repeats: int) -> dict[str, Any]:
-    """Sequential 4096-block prompts with a cached prefix: hash, hint, announce, one round."""
-    tokens, block = 262_144, 64
-    with tempfile.TemporaryDirectory() as folder:
-        cluster = LocalCluster(plan(stages, block, 40_000, 262_144), Path(folder))
-        await cluster.start()
-        floor: list[float] = []
-        results: list[PrefillResult] = []
-        try:
-            async with AsyncClient(cluster.address) as client:
-                batch = prompts(repeats + 3, tokens, tokens - 4096, 1)
-                for index, prompt in enumerate(batch):
-                    result = await client.prefill(prompt)
-                    if index >= 3:
-                        results.append(result)
-                    if index % 10 == 0:
-                        floor += await fan_out(stages, ROUND_BYTES, 60)
-        finally:
-            await cluster.close()
+    """Sequential 4096-block prompts with a cached prefix: hash, announce, one round."""
+    tokens = 262_144
+    floor: list[float] = []
+    results: list[PrefillResult] = []
+    async with cluster(stages, wave_tokens=tokens) as (running, client):
+        batch = prompts(repeats + 3, tokens, tokens - 4096, 1)
+        for prompt in batch[:3]:
+            await client.prefill(prompt)
+        spent = meter(running)
+        for index, prompt in enumerate(batch[3:]):
+            results.append(await client.prefill(prompt))
+            if index % 10 == 0:
+                floor += await fan_out(stages, ROUND_BYTES, 60)
+        machine = spent.report(repeats)
     rounds = summary([r.timings.rounds_ms for r in results if r.rounds == 1])
     bare = summary(floor, 1e3)
     return {
         "stages": stages,
         "prompt_tokens": tokens,
-        "block_tokens": block,
         "round_ms": rounds,
         "bare_fan_out_ms": bare,
         "round_over_bare_p50": round(rounds["p50"] / bare["p50"], 2),
         "round_over_bare_p99": round(rounds["p99"] / bare["p99"], 2),
-        "hash_ms": summary([r.timings.hash_ms for r in results]),
-        "hint_ms": summary([r.timings.hint_ms for r in results]),
-        "announce_ms": summary([r.timings.announce_ms for r in results]),
-        "admission_ms": summary([r.timings.admission_ms for r in results]),
+        "bar": 1.5,
+        **{f"{phase}_ms": phases(results, phase) for phase in ("hash", "announce", "admission", "prefill")},
+        "elapsed_ms": summary([r.elapsed_ms for r in results]),
+        "machine": machine,
     }
+
+
+def phases(results: list[PrefillResult], phase: str) -> dict[str, float]:
+    return summary([getattr(result.timings, f"{phase}_ms") for result in results])
 
 
 async def rate(stages: int, seconds: float, concurrency: int) -> dict[str, Any]:
     """Admissions a second with 4K-token prompts behind a shared prefix, all the way to the first token."""
     tokens = 4096
-    with tempfile.TemporaryDirectory() as folder:
-        cluster = LocalCluster(plan(stages, 64, 40_000, 16_384), Path(folder))
-        await cluster.start()
-        try:
-            async with AsyncClient(cluster.address) as client:
-                batch = prompts(256, tokens, tokens - 128, 2)
-                await client.prefill(batch[0])
-                done: list[PrefillResult] = []
-                until = time.perf_counter() + seconds
+    done: list[PrefillResult] = []
+    async with cluster(stages) as (running, client):
+        batch = prompts(256, tokens, tokens - 128, 2)
+        for prompt in batch[:8]:
+            await client.prefill(prompt)
+        until = time.perf_counter() + seconds
 
-                async def worker(offset: int) -> None:
-                    index = offset
-                    while time.perf_counter() < until:
-                        done.append(await client.prefill(batch[index % len(batch)]))
-                        index += concurrency
+        async def worker(offset: int) -> None:
+            index = offset
+            while time.perf_counter() < until:
+                done.append(await client.prefill(batch[index % len(batch)]))
+                index += concurrency
 
-                started = time.perf_counter()
-                await asyncio.gather(*(worker(offset) for offset in range(concurrency)))
-                taken = time.perf_counter() - started
-        finally:
-            await cluster.close()
+        spent, started = meter(running), time.perf_counter()
+        await asyncio.gather(*(worker(offset) for offset in range(concurrency)))
+        taken = time.perf_counter() - started
+        machine = spent.report(len(done))
     return {
         "stages": stages,
         "concurrency": concurrency,
         "prompt_tokens": tokens,
         "admissions_per_s": round(len(done) / taken, 1),
-        "admission_ms": summary([r.timings.admission_ms for r in done]),
-        "round_ms": summary([r.timings.rounds_ms for r in done]),
+        "bar": 1000,
+        **{f"{phase}_ms": phases(done, phase) for phase in ("announce", "queue", "rounds", "admission", "prefill")},
+        "machine": machine,
+    }
+
+
+async def isolated(stages: int, repeats: int) -> dict[str, Any]:
+    """One request at a time on an idle pipeline whose stages take 1 ms: what it takes beyond P ms and its admission."""
+    beyond: list[float] = []
+    results: list[PrefillResult] = []
+    async with cluster(stages, preset=",wave_us=1000") as (running, client):
+        batch = prompts(repeats + 3, 4096, 4096 - 128, 3)
+        for prompt in batch[:3]:
+            await client.prefill(prompt)
+        spent = meter(running)
+        for prompt in batch[3:]:
+            result = await client.prefill(prompt)
+            results.append(result)
+            beyond.append(result.elapsed_ms - stages - result.timings.rounds_ms)
+        machine = spent.report(repeats)
+    return {
+        "stages": stages,
+        "elapsed_ms": summary([r.elapsed_ms for r in results]),
+        "beyond_stages_and_round_ms": summary(beyond),
+        "bar": 3.0,
+        **{f"{phase}_ms": phases(results, phase) for phase in ("announce", "rounds", "admission", "prefill")},
+        "machine": machine,
+    }
+
+
+def cores() -> dict[str, Any]:
+    """Parts without processes: block hashes, hints, and what a stage does under its mutex."""
+    return {
+        "hashing": hashing.measure(131_072, 64, 51),
+        "hint": hint.measure(),
+        "stage_core": stage_core.cache_sections() | stage_core.whole_round(),
     }
 
 
 async def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args().quick
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a fifth of the repeats")
+    parser.add_argument("--only", nargs="*", help="parts to run; all by default")
+    chosen = parser.parse_args()
+    share = 5 if chosen.quick else 1
+    parts: dict[str, list[Callable[[], Awaitable[Any]]]] = {
+        "cores": [lambda: asyncio.to_thread(cores)],
+        "rounds": [lambda: one_round(4, 100 // share), lambda: one_round(8, 100 // share)],
+        "rate": [lambda: rate(4, 20 / share, 16), lambda: rate(4, 20 / share, 64)],
+        "isolated": [lambda: isolated(8, 100 // share)],
+    }
     report: dict[str, Any] = {
         "machine": platform.platform(),
         "cpus": os.cpu_count(),
         "python": platform.python_version(),
         "load_before": os.getloadavg()[0],
-        "rounds": [await one_round(stages, 20 if quick else 100) for stages in (4, 8)],
-        "rate": [await rate(4, 5 if quick else 20, concurrency) for concurrency in (16, 64)],
     }
+    for name in chosen.only or parts:
+        report[name] = [await part() for part in parts[name]]
     sys.stdout.write(json.dumps(report, indent=1) + "\n")
 
 

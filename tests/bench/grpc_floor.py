@@ -25,7 +25,7 @@ class _Echo(grpc.GenericRpcHandler):
             async for message in messages:
                 yield message
 
-        return grpc.stream_stream_rpc_method_handler(echo)  # type: ignore[arg-type]
+        return grpc.stream_stream_rpc_method_handler(echo)
 
 
 async def _serve() -> None:
@@ -45,7 +45,7 @@ async def fan_out(stages: int, message_bytes: int, rounds: int) -> list[float]:
     try:
         ports = [int(await server.stdout.readline()) for server in servers if server.stdout is not None]
         channels = [open_channel(f"127.0.0.1:{port}") for port in ports]
-        calls = [channel.stream_stream(METHOD)() for channel in channels]
+        calls: list[Any] = [channel.stream_stream(METHOD)() for channel in channels]
         message = bytes(message_bytes)
 
         async def turn(call: Any) -> None:
