@@ -22,6 +22,8 @@ MAX_NAME_CHARS: Final = 256
 MAX_LANES: Final = 128
 """Rows of one wave: the width of the void bitmap."""
 MAX_ROUND_ENTRIES: Final = 32
+MAX_ANNOUNCE_FRAMES: Final = 32
+"""Frames in one Announce message: bounds what it keeps an event loop busy with."""
 MAX_TOP_LOGPROBS: Final = 64
 MAX_VOCABULARY: Final = 512 * 1024
 """Bounds a full logits row to 2 MiB, within one message."""

@@ -232,6 +232,8 @@ class AnnounceFrame:
 class AnnounceAck:
     fence: Fence
     key: HoldKey
+    behind: tuple[HoldKey, ...] = ()
+    """Requests acknowledged by the same message."""
 
 
 @dataclass(frozen=True, slots=True)

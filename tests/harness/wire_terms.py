@@ -94,7 +94,7 @@ ANNOUNCE = st.builds(
     SAMPLING,
     TRACE,
 )
-ACK = st.builds(terms.AnnounceAck, FENCE, HOLD_KEY)
+ACK = st.builds(terms.AnnounceAck, FENCE, HOLD_KEY, st.lists(HOLD_KEY, max_size=3).map(tuple))
 ROUND = st.builds(
     terms.Round,
     FENCE,

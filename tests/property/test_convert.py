@@ -153,6 +153,15 @@ def test_announcement_is_whole_and_small_when_it_came_in_frames(
         hash_at, token_at = hash_at + len(item.block_hashes), token_at + len(item.token_ids)
 
 
+@given(st.lists(ANNOUNCE, min_size=1, max_size=5), FENCE)
+def test_frames_come_in_order_under_one_fence_when_sent_together(
+    frames: list[terms.AnnounceFrame], fence: terms.Fence
+) -> None:
+    data = convert.announce_message(fence, [convert.announce_part(frame) for frame in frames])
+    message = admission_pb2.AnnounceRequest.FromString(data)
+    assert convert.announce_frames_from_pb(message) == tuple(replace(frame, fence=fence) for frame in frames)
+
+
 @st.composite
 def damaged(draw: st.DrawFn, name: str) -> bytes:
     """A valid message with a few bytes changed, or cut short: most of these still parse."""

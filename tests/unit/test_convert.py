@@ -136,6 +136,19 @@ def test_announce_frame_is_refused_when_counts_pass_the_prompt() -> None:
     assert refused(lambda: convert.announce_frame_from_pb(huge), errors.MessageTooLarge)["field"] == "announce frame"
 
 
+def test_announcements_are_refused_when_more_come_than_one_message_may_hold() -> None:
+    part = convert.announce_part(terms.AnnounceFrame(FENCE, KEY, 3, 0, b"", 0, b"", True))
+    limit = limits.MAX_ANNOUNCE_FRAMES
+
+    def message(parts: int) -> admission_pb2.AnnounceRequest:
+        return admission_pb2.AnnounceRequest.FromString(convert.announce_message(FENCE, [part] * parts))
+
+    assert len(convert.announce_frames_from_pb(message(limit))) == limit
+    assert refused(lambda: convert.announce_frames_from_pb(message(limit + 1)))["limit"] == str(limit)
+    ack = convert.announce_ack_to_pb(terms.AnnounceAck(FENCE, KEY, (KEY,) * limit))
+    assert refused(lambda: convert.announce_ack_from_pb(ack))["value"] == str(limit + 1)
+
+
 def test_wave_is_refused_when_its_rows_break_a_rule() -> None:
     def wave(*rows: terms.Row) -> execution_pb2.WaveRequest:
         return convert.wave_request_to_pb(terms.WaveCommand(FENCE, rows))

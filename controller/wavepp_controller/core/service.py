@@ -20,7 +20,7 @@ from wavepp_controller.core.request_table import RequestInput, RequestState
 from wavepp_controller.core.rounds import RoundBook
 from wavepp_controller.core.verdicts import PipelineFacts, check_fits
 from wavepp_proto.errors import PipelineUnavailable, WaveppError
-from wavepp_proto.terms import AnnounceAck, DaemonKey, RoundOrdinal, Votes, WaveReport
+from wavepp_proto.terms import AnnounceAck, DaemonKey, HoldKey, RoundOrdinal, Votes, WaveReport
 
 
 class Service:
@@ -60,8 +60,12 @@ class Service:
         self._announce(request, request.hashes, now)
 
     def acked(self, key: DaemonKey, ack: AnnounceAck, now: float) -> None:
-        request = self._book.living.get(ack.key.request_id)
-        if request is None or request.key != ack.key or request.state is not RequestState.ANNOUNCED:
+        for announced in (ack.key, *ack.behind):
+            self._acked(key, announced, now)
+
+    def _acked(self, key: DaemonKey, announced: HoldKey, now: float) -> None:
+        request = self._book.living.get(announced.request_id)
+        if request is None or request.key != announced or request.state is not RequestState.ANNOUNCED:
             return  # it ended meanwhile, or has a later attempt
         request.current.unacked.discard(key)
         if not request.current.unacked:

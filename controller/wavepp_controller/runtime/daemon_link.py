@@ -39,6 +39,9 @@ from wavepp_proto.v1 import (
 
 log = get_log(__name__)
 
+_ByteStreams = grpc.aio.StreamStreamMultiCallable[bytes, admission_pb2.AnnounceResponse]
+"""Takes its messages serialised."""
+
 END_DEADLINE_S = 1.0
 """How long a daemon may take to answer that a formation ended; it finds out by itself otherwise."""
 
@@ -50,7 +53,7 @@ class DaemonLink:
         self.plan = plan
         self._post = post
         self._channel = open_channel(address, security)
-        self._announces: asyncio.Queue[admission_pb2.AnnounceRequest] = asyncio.Queue()
+        self._announces: asyncio.Queue[bytes] = asyncio.Queue()
         self._rounds: asyncio.Queue[admission_pb2.Round] = asyncio.Queue()
         self._waves: asyncio.Queue[execution_pb2.WaveRequest] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
@@ -95,9 +98,10 @@ class DaemonLink:
 
     # --- sending ----------------------------------------------------------------------------------
 
-    def announce(self, frames: list[admission_pb2.AnnounceRequest]) -> None:
-        for frame in frames:
-            self._announces.put_nowait(frame)
+    def announce(self, parts: list[bytes]) -> None:
+        """Frames of one request, as `convert.announce_part` makes them."""
+        for part in parts:
+            self._announces.put_nowait(part)
 
     def send_round(self, round_: Round) -> None:
         self._rounds.put_nowait(convert.round_to_pb(round_))
@@ -114,9 +118,20 @@ class DaemonLink:
     # --- streams ----------------------------------------------------------------------------------
 
     async def _run_announces(self) -> None:
-        stub = admission_pb2_grpc.StageAdmissionStub(self._channel)
-        async for message in stub.Announce(_drain(self._announces)):
+        parse = admission_pb2.AnnounceResponse.FromString
+        announce: _ByteStreams = self._channel.stream_stream(convert.ANNOUNCE_METHOD, response_deserializer=parse)
+        async for message in announce(self._announcements()):
             self._hear(AnnounceAcked(self.plan.key, convert.announce_ack_from_pb(message), time.monotonic()))
+
+    async def _announcements(self) -> AsyncIterator[bytes]:
+        """What queued up meanwhile goes out together: a message costs more than the frames in it."""
+        while True:
+            parts = [await self._announces.get()]
+            size = len(parts[0])
+            while size < limits.FRAME_BYTES and len(parts) < limits.MAX_ANNOUNCE_FRAMES and self._announces.qsize():
+                parts.append(self._announces.get_nowait())
+                size += len(parts[-1])
+            yield convert.announce_message(self.plan.fence, parts)
 
     async def _run_rounds(self) -> None:
         stub = admission_pb2_grpc.StageAdmissionStub(self._channel)

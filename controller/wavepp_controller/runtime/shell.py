@@ -159,21 +159,25 @@ class ControllerShell:
         self.post(ev.Hashed(action.request_id, hashes, time.monotonic()))
 
     def _announce(self, action: ev.AnnounceRequest) -> None:
+        """Frames are serialised once with tokens and once without: only the fence is each daemon's own."""
         request = action.request
         trace = self._spans.context_of(request.request_id)
+        parts: dict[bool, list[bytes]] = {}
         for key, fence, with_tokens in action.targets:
             if (link := self._links.get(key)) is None:
                 continue
-            frames = convert.announce_frames(
-                fence,
-                action.key,
-                request.prompt_tokens,
-                action.block_hashes,
-                request.token_ids if with_tokens else b"",
-                request.sampling,
-                trace,
-            )
-            link.announce([convert.announce_frame_to_pb(frame) for frame in frames])
+            if with_tokens not in parts:
+                frames = convert.announce_frames(
+                    fence,
+                    action.key,
+                    request.prompt_tokens,
+                    action.block_hashes,
+                    request.token_ids if with_tokens else b"",
+                    request.sampling,
+                    trace,
+                )
+                parts[with_tokens] = [convert.announce_part(frame) for frame in frames]
+            link.announce(parts[with_tokens])
 
     def _send_wave(self, action: ev.SendWave) -> None:
         """Rows are converted once: only the fence is each daemon's own."""

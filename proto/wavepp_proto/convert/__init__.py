@@ -17,11 +17,15 @@ from wavepp_proto.convert.admission import (
     votes_to_pb,
 )
 from wavepp_proto.convert.announce import (
+    ANNOUNCE_METHOD,
     announce_ack_from_pb,
     announce_ack_to_pb,
     announce_frame_from_pb,
     announce_frame_to_pb,
     announce_frames,
+    announce_frames_from_pb,
+    announce_message,
+    announce_part,
 )
 from wavepp_proto.convert.common import (
     GROUP_FROM_PB,
@@ -82,6 +86,7 @@ from wavepp_proto.convert.prompt import (
 from wavepp_proto.convert.status import abort, error_from_rpc, to_status
 
 __all__ = [
+    "ANNOUNCE_METHOD",
     "GROUP_FROM_PB",
     "GROUP_TO_PB",
     "PromptAssembler",
@@ -93,6 +98,9 @@ __all__ = [
     "announce_frame_from_pb",
     "announce_frame_to_pb",
     "announce_frames",
+    "announce_frames_from_pb",
+    "announce_message",
+    "announce_part",
     "capacity_from_pb",
     "capacity_to_pb",
     "check_request",

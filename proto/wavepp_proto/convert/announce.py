@@ -1,12 +1,13 @@
 """StageAdmission.Announce: a request described in frames, long before its round.
 
-Owns the cutting of hashes and tokens into frames and the checks of one frame. Putting frames together
-is the stage core's work: it knows which requests it has.
+Owns the cutting of hashes and tokens into frames, the checks of one frame, and the packing of several
+into one message. A part is a frame serialised without its fence: the same bytes for every daemon.
+Putting frames together is the stage core's work: it knows which requests it has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from wavepp_proto import limits
@@ -15,6 +16,11 @@ from wavepp_proto.convert import common as c
 from wavepp_proto.hashing import HASH_BYTES, TOKEN_BYTES
 from wavepp_proto.terms import AnnounceAck, AnnounceFrame, Fence, HoldKey, Sampling, TraceContext
 from wavepp_proto.v1 import admission_pb2 as pb
+
+ANNOUNCE_METHOD = "/wavepp.v1.StageAdmission/Announce"
+"""For a call that takes its messages as bytes, as `announce_message` makes them."""
+_BEHIND_TAG = bytes([pb.AnnounceRequest.BEHIND_FIELD_NUMBER << 3 | 2])
+"""Of a field that is a message: its length and its bytes follow."""
 
 
 def announce_frames(
@@ -57,7 +63,38 @@ def announce_frames(
         number += 1
 
 
+def announce_part(frame: AnnounceFrame) -> bytes:
+    """`frame` without its fence."""
+    return _unfenced(frame).SerializeToString()
+
+
+def announce_message(fence: Fence, parts: Sequence[bytes]) -> bytes:
+    """One serialised AnnounceRequest of at least one part, at most MAX_ANNOUNCE_FRAMES.
+
+    Encodings of one message concatenate (the fence, the first part), and so do those of its fields.
+    """
+    pieces = [pb.AnnounceRequest(fence=c.fence_to_pb(fence)).SerializeToString(), parts[0]]
+    for part in parts[1:]:
+        pieces += (_BEHIND_TAG, _varint(len(part)), part)
+    return b"".join(pieces)
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
 def announce_frame_to_pb(frame: AnnounceFrame) -> pb.AnnounceRequest:
+    out = _unfenced(frame)
+    c.fill_fence(out.fence, frame.fence)
+    return out
+
+
+def _unfenced(frame: AnnounceFrame) -> pb.AnnounceRequest:
     out = pb.AnnounceRequest(
         prompt_tokens=frame.prompt_tokens,
         first_block=frame.first_block,
@@ -66,16 +103,29 @@ def announce_frame_to_pb(frame: AnnounceFrame) -> pb.AnnounceRequest:
         token_ids=frame.token_ids,
         last=frame.last,
     )
-    c.fill_fence(out.fence, frame.fence)
     c.fill_hold_key(out.key, frame.key)
     c.fill_sampling(out.sampling, frame.sampling)
     c.fill_trace(out.trace, frame.trace)
     return out
 
 
+def announce_frames_from_pb(msg: pb.AnnounceRequest) -> tuple[AnnounceFrame, ...]:
+    """Every frame of a message, in order. Raises as `announce_frame_from_pb` does, and on too many frames."""
+    first = announce_frame_from_pb(msg)
+    behind = msg.behind
+    if not behind:
+        return (first,)
+    _check.at_most("announce frames", 1 + len(behind), limits.MAX_ANNOUNCE_FRAMES)
+    return (first, *[_frame_from_pb(first.fence, part) for part in behind])
+
+
 def announce_frame_from_pb(msg: pb.AnnounceRequest) -> AnnounceFrame:
-    """Raises InvalidRequest on a missing fence, broken packing or counts beyond the prompt."""
+    """The first frame. Raises InvalidRequest on a missing fence, broken packing or counts beyond the prompt."""
     _check.present("fence", msg.HasField("fence"))
+    return _frame_from_pb(c.fence_from_pb(msg.fence), msg)
+
+
+def _frame_from_pb(fence: Fence, msg: pb.AnnounceRequest) -> AnnounceFrame:
     hashes, tokens = msg.block_hashes, msg.token_ids
     _check.payload("announce frame", len(hashes) + len(tokens))
     prompt_tokens = _check.at_least("prompt_tokens", msg.prompt_tokens, 1)
@@ -87,7 +137,7 @@ def announce_frame_from_pb(msg: pb.AnnounceRequest) -> AnnounceFrame:
     _check.at_most("block_hashes", first_block + blocks, prompt_tokens)
     _check.at_most("token_ids", first_token + ids, prompt_tokens)
     return AnnounceFrame(
-        c.fence_from_pb(msg.fence),
+        fence,
         c.hold_key_from_pb(msg.key),
         prompt_tokens,
         first_block,
@@ -104,9 +154,14 @@ def announce_ack_to_pb(ack: AnnounceAck) -> pb.AnnounceResponse:
     out = pb.AnnounceResponse()
     c.fill_fence(out.fence, ack.fence)
     c.fill_hold_key(out.key, ack.key)
+    for key in ack.behind:
+        c.fill_hold_key(out.behind.add(), key)
     return out
 
 
 def announce_ack_from_pb(msg: pb.AnnounceResponse) -> AnnounceAck:
+    """Raises InvalidRequest when the fence is missing, or more keys come than a message has frames."""
     _check.present("fence", msg.HasField("fence"))
-    return AnnounceAck(c.fence_from_pb(msg.fence), c.hold_key_from_pb(msg.key))
+    _check.at_most("announce acks", 1 + len(msg.behind), limits.MAX_ANNOUNCE_FRAMES)
+    behind = tuple([c.hold_key_from_pb(key) for key in msg.behind])
+    return AnnounceAck(c.fence_from_pb(msg.fence), c.hold_key_from_pb(msg.key), behind)

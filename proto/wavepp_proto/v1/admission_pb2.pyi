@@ -67,6 +67,7 @@ class AnnounceRequest(_message.Message):
     LAST_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
+    BEHIND_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     first_block: _builtins.int
     """Index of the first block hash of this frame."""
@@ -85,6 +86,10 @@ class AnnounceRequest(_message.Message):
     def sampling(self) -> _common_pb2.Sampling: ...
     @_builtins.property
     def trace(self) -> _common_pb2.TraceContext: ...
+    @_builtins.property
+    def behind(self) -> _containers.RepeatedCompositeFieldContainer[Global___AnnounceRequest]:
+        """Frames that waited behind this one, in order, at most 31: they share its fence and have no `behind`."""
+
     def __init__(
         self,
         *,
@@ -98,10 +103,11 @@ class AnnounceRequest(_message.Message):
         last: _builtins.bool = ...,
         sampling: _common_pb2.Sampling | None = ...,
         trace: _common_pb2.TraceContext | None = ...,
+        behind: _abc.Iterable[Global___AnnounceRequest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fence", b"fence", "key", b"key", "sampling", b"sampling", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hashes", b"block_hashes", "fence", b"fence", "first_block", b"first_block", "first_token", b"first_token", "key", b"key", "last", b"last", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "token_ids", b"token_ids", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["behind", b"behind", "block_hashes", b"block_hashes", "fence", b"fence", "first_block", b"first_block", "first_token", b"first_token", "key", b"key", "last", b"last", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "token_ids", b"token_ids", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -113,19 +119,25 @@ class AnnounceResponse(_message.Message):
 
     FENCE_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
+    BEHIND_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def fence(self) -> _common_pb2.Fence: ...
     @_builtins.property
     def key(self) -> _common_pb2.HoldKey: ...
+    @_builtins.property
+    def behind(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.HoldKey]:
+        """Acknowledged by the same message, in order."""
+
     def __init__(
         self,
         *,
         fence: _common_pb2.Fence | None = ...,
         key: _common_pb2.HoldKey | None = ...,
+        behind: _abc.Iterable[_common_pb2.HoldKey] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fence", b"fence", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fence", b"fence", "key", b"key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["behind", b"behind", "fence", b"fence", "key", b"key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,16 +10,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 from wavepp_proto import convert
 from wavepp_proto.errors import StaleMessage, WaveppError
 from wavepp_proto.runtime.context import Context
-from wavepp_proto.runtime.tracing import Tracer
+from wavepp_proto.terms import AnnounceAck, AnnounceFrame
 from wavepp_proto.v1 import admission_pb2 as pb
 from wavepp_proto.v1 import admission_pb2_grpc, digest_pb2, digest_pb2_grpc
 from wavepp_stage.core.events import Announced, InventoryAsked, InventoryTaken, RoundArrived, SendAck, SendVotes
 from wavepp_stage.runtime.core_shell import CoreShell
-from wavepp_stage.runtime.spans import record_prepares
+from wavepp_stage.runtime.observability import Observer
 
 DIGEST_COALESCE_S = 0.002
 """Pause between two digests: changes of one wave travel in one message."""
@@ -39,10 +40,9 @@ class Successor:
 
 
 class AdmissionService(admission_pb2_grpc.StageAdmissionServicer):
-    def __init__(self, core: CoreShell, tracer: Tracer, stage: int) -> None:
+    def __init__(self, core: CoreShell, observer: Observer) -> None:
         self._core = core
-        self._tracer = tracer
-        self._stage = stage
+        self._observer = observer
         self._announces = Successor()
         self._rounds = Successor()
 
@@ -53,12 +53,18 @@ class AdmissionService(admission_pb2_grpc.StageAdmissionServicer):
         try:
             async for message in request_iterator:
                 _still_current(superseded)
-                event = Announced(convert.announce_frame_from_pb(message), time.monotonic())
-                for action in self._core.post(event):
-                    if isinstance(action, SendAck):
-                        yield convert.announce_ack_to_pb(action.ack)
+                acks = self._announced(convert.announce_frames_from_pb(message))
+                if acks:
+                    behind = tuple(ack.key for ack in acks[1:])
+                    yield convert.announce_ack_to_pb(replace(acks[0], behind=behind))
         except WaveppError as error:
             await convert.abort(context, error)
+
+    def _announced(self, frames: tuple[AnnounceFrame, ...]) -> list[AnnounceAck]:
+        """One acknowledgement for each request that these frames complete."""
+        now = time.monotonic()
+        actions = [action for frame in frames for action in self._core.post(Announced(frame, now))]
+        return [action.ack for action in actions if isinstance(action, SendAck)]
 
     async def PinReserve(self, request_iterator: AsyncIterator[pb.Round], context: Context) -> AsyncIterator[pb.Votes]:
         superseded = self._rounds.open()
@@ -69,8 +75,9 @@ class AdmissionService(admission_pb2_grpc.StageAdmissionServicer):
                 round_ = convert.round_from_pb(message)
                 for action in self._core.post(RoundArrived(round_, time.monotonic())):
                     if isinstance(action, SendVotes):
+                        ended_ns = time.time_ns()
                         yield convert.votes_to_pb(action.votes)
-                        record_prepares(self._tracer, self._core, self._stage, action.votes, started_ns)
+                        self._observer.voted(action.votes, started_ns, ended_ns)
         except WaveppError as error:
             await convert.abort(context, error)
 
