@@ -43,13 +43,18 @@ class Cluster:
         wave_tokens: int = 128,
         link: LinkKind | None = None,
         tracers: Callable[[str], Tracer] | None = None,
+        metrics: str | None = None,
+        reflection: bool = False,
         **config: Any,
     ) -> None:
         self.stages = stages
         self.store = MemoryStore()
-        self._tracers = tracers or (lambda service: None)
+        self._tracers: Callable[[str], Tracer | None] = tracers or (lambda service: None)
         self._config = ControllerConfig(
             wave_tokens=wave_tokens, link=link, **{"silence_ms": PATIENT_MS, "round_deadline_ms": PATIENT_MS, **config}
+        )
+        self._controller_settings = ControllerSettings(
+            self._config, listen="127.0.0.1:0", metrics=metrics, reflection=reflection
         )
         self._settings = [
             StageSettings(
@@ -62,15 +67,15 @@ class Cluster:
                 pool_blocks=pool_blocks[stage] if len(pool_blocks) > 1 else pool_blocks[0],
                 wave_tokens=wave_tokens,
                 threads=1,
+                metrics=metrics,
+                reflection=reflection,
             )
             for stage in range(stages)
         ]
         self.daemons: list[StageDaemon] = []
 
     async def __aenter__(self) -> Self:
-        self.controller = Controller(
-            ControllerSettings(self._config, listen="127.0.0.1:0"), self.store, self._tracers("wavepp-controller")
-        )
+        self.controller = Controller(self._controller_settings, self.store, self._tracers("wavepp-controller"))
         await self.controller.start()
         self.daemons = [StageDaemon(settings, self.store, self._tracers("wavepp-stage")) for settings in self._settings]
         await asyncio.gather(*(daemon.start() for daemon in self.daemons))

@@ -21,12 +21,10 @@ from prometheus_client.registry import Collector
 from wavepp_proto.errors import InvalidRequest
 from wavepp_proto.runtime.channels import Address, parse_address
 from wavepp_proto.runtime.tracing import TracerStats
-from wavepp_proto.terms import StageTimes, Timings
+from wavepp_proto.terms import Timings
 
 ADMISSION_PHASES: Final = ("queue", "hash", "hint", "announce", "rounds", "capacity_wait", "admission")
 """Field names of terms.Timings without `_ms`; "admission" is all of them."""
-STAGE_STATES: Final = ("compute", "activation_wait", "admission_wait", "preparing", "idle")
-"""Field names of terms.StageTimes without `_us`."""
 
 _LATENCY_S: Final = (5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1, 2.5, 10, 60)
 _LOOP_DELAY_S: Final = (1e-4, 2.5e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 1)
@@ -86,8 +84,8 @@ class StageFigures:
     """What a stage daemon knows at a scrape. Counts are since it started."""
 
     serving: bool
-    times: StageTimes
-    """Where the executor's time went."""
+    time_s: Values
+    """By state: where the executor's time went."""
     waves: Values
     """By outcome: done or failed."""
     computed_tokens: int
@@ -107,9 +105,8 @@ class StageFigures:
 
     def families(self, prefix: str) -> Iterator[Metric]:
         made = _Families(prefix)
-        seconds = {state: getattr(self.times, f"{state}_us") / 1e6 for state in STAGE_STATES}
         yield made.gauge("serving", "1 while a formation is served", self.serving)
-        yield made.counters("time_seconds", "Time of the executor by state", "state", seconds)
+        yield made.counters("time_seconds", "Time of the executor by state", "state", self.time_s)
         yield made.counters("waves", "Waves executed", "outcome", self.waves)
         yield made.counter("computed_tokens", "Tokens computed", self.computed_tokens)
         yield made.counter("void_rows", "Rows that flowed without being computed", self.void_rows)

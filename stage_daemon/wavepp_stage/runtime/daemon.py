@@ -11,7 +11,6 @@ import contextlib
 import os
 import secrets
 import sys
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -21,14 +20,20 @@ from wavepp_proto import __version__, limits
 from wavepp_proto.errors import StaleMessage
 from wavepp_proto.runtime.channels import advertise_address, bind_server, new_server, parse_address
 from wavepp_proto.runtime.logs import get_log
+from wavepp_proto.runtime.loop_probe import probe_loop
+from wavepp_proto.runtime.reflection import serve_reflection
 from wavepp_proto.runtime.registrar import Registrar
 from wavepp_proto.runtime.store import MembershipStore
 from wavepp_proto.runtime.tracing import Tracer, TraceSettings
 from wavepp_proto.terms import Fence, Incarnation, MemberRecord, WaveReport
 from wavepp_proto.v1 import (
+    admission_pb2,
     admission_pb2_grpc,
+    control_pb2,
     control_pb2_grpc,
+    digest_pb2,
     digest_pb2_grpc,
+    execution_pb2,
     execution_pb2_grpc,
 )
 from wavepp_stage.core.machine import StageMachine
@@ -40,15 +45,16 @@ from wavepp_stage.runtime.engines import equip
 from wavepp_stage.runtime.execution_service import ExecutionService
 from wavepp_stage.runtime.executor import Executor
 from wavepp_stage.runtime.grpc_link import LinkHub
+from wavepp_stage.runtime.observability import Observer
 from wavepp_stage.runtime.running_formation import Report
 from wavepp_stage.runtime.settings import StageSettings
-from wavepp_stage.runtime.spans import record_wave
 
 log = get_log("wavepp.stage")
 
 SWITCH_INTERVAL_S = 1e-4
 """Beside a computing thread an event-loop echo goes from 5.2 ms to 0.2 ms (DESIGN.md section 7)."""
-LOOP_PROBE_S = 0.1
+SERVED = (admission_pb2, digest_pb2, execution_pb2, control_pb2, health_pb2)
+"""What reflection lists."""
 
 
 class StageDaemon:
@@ -88,6 +94,7 @@ class StageDaemon:
         # the engine: built off the loop (imports take seconds), loaded on its own thread
         self.equipment = await asyncio.to_thread(equip, settings, host)
         self.core = CoreShell(StageMachine(self.incarnation), self._digest_changed)
+        self.observer = Observer(self.core, self._tracer, settings.key, lambda: self.control.plan is not None)
         self.executor = Executor(self.core, self.equipment.engine, self._reported, f"executor-{settings.stage}")
         self._hub = LinkHub(self.incarnation)
         self.control = ControlService(
@@ -98,23 +105,29 @@ class StageDaemon:
 
         # the server
         self.execution = ExecutionService(
-            self.core, self.executor, self._standing, self._orphaned, lambda: self._draining
-        )
+            self.core, self.executor, self._standing, self._orphaned, lambda: self._draining,
+            self.observer.take_loop_delay_us,
+        )  # fmt: skip
         self.digests = DigestService(self.core)
         self._health = health.aio.HealthServicer()
         self._server = new_server()
         admission_pb2_grpc.add_StageAdmissionServicer_to_server(
-            AdmissionService(self.core, self._tracer, settings.stage), self._server
+            AdmissionService(self.core, self.observer), self._server
         )
         digest_pb2_grpc.add_StageDigestServicer_to_server(self.digests, self._server)
         execution_pb2_grpc.add_StageExecutionServicer_to_server(self.execution, self._server)
         execution_pb2_grpc.add_StageLinkServicer_to_server(self._hub, self._server)
         control_pb2_grpc.add_StageControlServicer_to_server(self.control, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        if settings.reflection:
+            serve_reflection(self._server, *(module.DESCRIPTOR for module in SERVED))
+        if settings.metrics is not None:
+            self.observer.serve(settings.metrics)
+        self._spawn(self.observer.report_health(self._health), "health")  # before anybody can ask
         port = bind_server(self._server, settings.listen, settings.server_security)
         await self._server.start()
         self.address = advertise_address(settings.listen, settings.advertise, port)
-        self._spawn(self._probe_loop(), "loop-probe")
+        self._spawn(probe_loop(self.observer.loop_delayed), "loop-probe")
 
         # membership: from here the controller may call
         self.record = self._member_record(first, last)
@@ -171,10 +184,12 @@ class StageDaemon:
         if not self.address:
             return
         self.address = ""
+        await self._health.enter_graceful_shutdown()
         await self._registrar.close()
         for task in self._tasks:
             task.cancel()
         await self._server.stop(0.2)
+        await self.observer.close()
         self.executor.close()
         await asyncio.to_thread(self.executor.join, 5.0)
         log.info("closed", stage=self.settings.stage)
@@ -190,10 +205,11 @@ class StageDaemon:
 
     def _reported(self, report: Report) -> None:
         """On the executor thread: record spans, hand the report to the loop."""
-        record_wave(self._tracer, self.settings.key, report)
+        self.observer.executed(report)
         self._loop.call_soon_threadsafe(self._send_report, report)
 
     def _send_report(self, report: Report) -> None:
+        self.observer.reported(report)
         plan = self.control.plan
         if plan is None or plan.fence.formation != report.formation:
             return
@@ -229,12 +245,3 @@ class StageDaemon:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    async def _probe_loop(self) -> None:
-        """Measure how late the event loop runs; the heartbeat carries the figure."""
-        while True:
-            before = time.monotonic()
-            await asyncio.sleep(LOOP_PROBE_S)
-            self.execution.loop_delay_us = max(0, round((time.monotonic() - before - LOOP_PROBE_S) * 1e6))
-            serving = health_pb2.HealthCheckResponse.SERVING
-            await self._health.set("", serving if self.control.plan else health_pb2.HealthCheckResponse.NOT_SERVING)

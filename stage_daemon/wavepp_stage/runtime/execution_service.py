@@ -36,8 +36,10 @@ class ExecutionService(execution_pb2_grpc.StageExecutionServicer):
         standing: Callable[[], tuple[Fence, int, int]],
         on_orphaned: Callable[[Fence, str], None],
         draining: Callable[[], bool],
+        take_loop_delay_us: Callable[[], int],
     ) -> None:
-        """`standing` gives (fence, heartbeat ms, silence ms) of the present formation."""
+        """`standing` gives (fence, heartbeat ms, silence ms) of the present formation; `take_loop_delay_us`
+        the worst lateness of the event loop since it was last asked."""
         self._core = core
         self._executor = executor
         self._standing = standing
@@ -45,7 +47,7 @@ class ExecutionService(execution_pb2_grpc.StageExecutionServicer):
         self._draining = draining
         self._outbox: asyncio.Queue[Said] = asyncio.Queue()
         self._streams = Successor()
-        self.loop_delay_us = 0
+        self._take_loop_delay_us = take_loop_delay_us
         self.last_heard = time.monotonic()
 
     def send(self, report: WaveReport) -> None:
@@ -106,7 +108,7 @@ class ExecutionService(execution_pb2_grpc.StageExecutionServicer):
             count=count,
             executing_wave=self._executor.executing,
             queued_waves=self._executor.queued,
-            loop_delay_us=self.loop_delay_us,
+            loop_delay_us=self._take_loop_delay_us(),
             capacity=self._core.read(lambda machine: machine.capacity()),
             draining=self._draining(),
         )

@@ -13,16 +13,13 @@ from wavepp_stage.runtime.core_shell import CoreShell
 from wavepp_stage.runtime.running_formation import Report
 
 
-def record_prepares(tracer: Tracer, core: CoreShell, stage: int, votes: Votes, started_ns: int) -> None:
+def record_prepares(tracer: Tracer, core: CoreShell, stage: int, votes: Votes, started_ns: int, ended_ns: int) -> None:
     """One `prepare` span per round entry, under the context announced with its request."""
     if not tracer.recording or not votes.votes:
         return
-    import time
-
-    ended_ns = time.time_ns()
-    for vote in votes.votes:
-        parent = core.read(lambda machine, key=vote.key: machine.trace_of(key))  # type: ignore[misc]
-        if parent is None:
+    parents = core.read(lambda machine: [machine.trace_of(vote.key) for vote in votes.votes])
+    for vote, parent in zip(votes.votes, parents, strict=True):
+        if parent is None or not parent.traceparent:
             continue
         tracer.record(
             span_names.PREPARE,
