@@ -79,20 +79,20 @@ def test_window_is_named_when_the_prompts_are_too_long() -> None:
 def test_prompt_is_chatml_when_the_vocabulary_has_its_marks() -> None:
     text = ModelText(ChatTokenizer(), vocabulary=256, window=8192)
     assert text.chats
-    prompt = "".join(map(chr, text.encode("be brief", "why?")))
-    assert prompt == "\1system\nbe brief\2\n\1user\nwhy?\2\n\1assistant\n"
-    assert "".join(map(chr, text.encode("", "why?"))) == "\1user\nwhy?\2\n\1assistant\n"
+    prompt = "".join(map(chr, text.encode("be brief", "why?", "Because")))
+    assert prompt == "\1system\nbe brief\2\n\1user\nwhy?\2\n\1assistant\nBecause"
+    assert "".join(map(chr, text.encode("", "why?", "So"))) == "\1user\nwhy?\2\n\1assistant\nSo"
 
 
 def test_prompt_is_paragraphs_when_the_vocabulary_has_no_marks() -> None:
     text = ModelText(PlainTokenizer(), vocabulary=256, window=8192)
     assert not text.chats
-    assert "".join(map(chr, text.encode("be brief", "why?"))) == "be brief\n\nwhy?\n\nAnswer:"
+    assert "".join(map(chr, text.encode("be brief", "why?", "So"))) == "be brief\n\nwhy?\n\nAnswer: So"
 
 
 def test_words_become_ids_when_the_folder_has_no_tokenizer() -> None:
-    token_ids = WORDS.encode("be brief", "be quick")
-    assert len(token_ids) == 4
+    token_ids = WORDS.encode("be brief", "be quick", "Now")
+    assert len(token_ids) == 5
     assert token_ids[0] == token_ids[2]
     assert all(0 <= token < WORDS.vocabulary for token in token_ids)
     assert WORDS.text_after(token_ids, 7) == "#7"

@@ -14,44 +14,56 @@ from typing import NamedTuple
 from wavepp.demo.tokens import ModelText
 from wavepp_proto.errors import InvalidRequest
 
-ABOUT: dict[str, tuple[str, ...]] = {
+
+class Question(NamedTuple):
+    text: str
+    begun: str
+    """How the answer begins: the token after it is a word that stands in the text, so a person can judge it."""
+
+
+ABOUT: dict[str, tuple[Question, ...]] = {
     "lighthouse": (
-        "The post on the breakwater is turning dim. What do I start now, and how long before it is ready?",
-        "Which can do I use to top up the oil bath, and how much do I add?",
-        "The mains went an hour ago. What does the second do next?",
+        Question("The post is turning dim. How long before the fog horn has pressure?", "The compressor needs"),
+        Question("How do I top up the oil bath, and from which can?", "Add half a litre from the"),
+        Question(
+            "The mains went an hour ago. What is started next?",
+            "After the first hour without mains the second starts the",
+        ),
     ),
     "ships_log": (
-        "What is the least depth on the ridge once the tide correction is applied?",
-        "Which winch must not be used for the towed gear, and why?",
-        "How far and in which direction should the Skerry buoy be moved?",
+        Question("How did the engineer get the sounder to work again?", "He dried the connector on the galley"),
+        Question("Why is the starboard winch not to be used?", "Because the lining of its"),
+        Question("Where should the Skerry buoy go?", "It should be moved 600 metres to the"),
     ),
     "bakery": (
-        "A customer must not eat egg. Is the harbour rye safe on a Saturday?",
-        "At what temperature and for how long is the sailor's plait baked, and on which deck?",
-        "How long do the oat biscuits keep, and how are they packed?",
+        Question("A customer must not eat egg. Is the rye safe?", "Careful: on Saturdays it is mixed in the same"),
+        Question(
+            "On which deck of the oven is the sailor's plait baked?", "It is baked for twenty-eight minutes on the"
+        ),
+        Question("How long do the oat biscuits keep?", "They keep for"),
     ),
     "greenhouse": (
-        "The red lamp on the boiler burns. Tell me the steps in order.",
-        "May Pump 3 draw from the mill stream on 20 May?",
+        Question("The red lamp on the boiler burns. What do I do first?", "Shut the chip"),
+        Question("Why may Pump 3 not run on 20 May?", "It may not run between 1 May and 15 June, when the"),
     ),
     "council": (
-        "What did the council decide about the bridge, and by how many votes?",
-        "What weight may cross the bridge, and from when?",
-        "Which course would let the ambulance cross, and what does each cost?",
+        Question("How did the council vote on the bridge?", "The council decided by four votes to"),
+        Question("What may cross the bridge from tomorrow?", "No vehicle heavier than 3"),
+        Question("Why did Mr Okafor vote against?", "He thinks that the other three inner"),
     ),
     "incident": (
-        "Why did Chill 2 not take over when Chill 1 stopped?",
-        "In which order were the machines started again, and why is Heron last?",
+        Question("Why did Chill 2 not take over?", "Its selector had been left on"),
+        Question("What halves the heat if the room passes 35 degrees?", "Shutting down Tern and"),
     ),
 }
 TO_ANYBODY = (
-    "It is 03:15 and somebody reports a smell of ammonia near the quay. What do you tell them?",
-    "Can you order forty sacks of flour for Friday?",
-    "What do you do when two passages of a document disagree?",
+    Question("Somebody reports a smell of ammonia near the quay. What should they do?", "Ring the harbour"),
+    Question("Can you order forty sacks of flour for Friday?", "No: I do not change schedules or order"),
+    Question("What do you do when two passages of a document disagree?", "I quote both and say which one is"),
 )
 ALONE = (
-    "Name one reason why a lighthouse lamp turns instead of blinking. Answer in a single sentence.",
-    "A bus leaves at 08:40 and the ride takes 95 minutes. When does it arrive?",
+    Question("Where does the sun rise?", "The sun rises in the"),
+    Question("What is the capital of France?", "The capital of France is"),
 )
 
 
@@ -105,13 +117,11 @@ def build_passes(model: ModelText) -> tuple[tuple[DemoPrompt, ...], ...]:
 
 def _prompt(model: ModelText, asked: Asked, asked_before: bool) -> DemoPrompt:
     title = f"{asked.about} {asked.number}"
-    if asked.about == "alone":
-        return DemoPrompt(title, model.encode("", ALONE[asked.number - 1]), asked_before)
-    if asked.about == "anybody":
-        user = TO_ANYBODY[asked.number - 1]
-    else:
-        user = f"{_text(asked.about)}\n\nQuestion: {ABOUT[asked.about][asked.number - 1]}"
-    return DemoPrompt(title, model.encode(_text("system"), user), asked_before)
+    questions = {"alone": ALONE, "anybody": TO_ANYBODY}.get(asked.about) or ABOUT[asked.about]
+    question = questions[asked.number - 1]
+    system = "" if asked.about == "alone" else _text("system")
+    document = f"{_text(asked.about)}\n\nQuestion: " if asked.about in ABOUT else ""
+    return DemoPrompt(title, model.encode(system, document + question.text, question.begun), asked_before)
 
 
 def _text(name: str) -> str:

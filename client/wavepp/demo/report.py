@@ -69,6 +69,7 @@ def summary(rows: Sequence[Row], totals: Totals, block_tokens: int, judged: bool
     """Totals in a few lines."""
     admission = percentiles([row.answer.result.timings.admission_ms for row in rows])
     work = percentiles([row.answer.result.timings.admission_ms - row.answer.waited_ms for row in rows])
+    equal = sum(row.token_is_equal for row in rows)
     exact = sum(row.is_exact for row in rows)
     limited = sum(row.answer.is_limited for row in rows)
     worst = max(row.max_logit_delta for row in rows)
@@ -80,8 +81,9 @@ def summary(rows: Sequence[Row], totals: Totals, block_tokens: int, judged: bool
         f"admission p50 {admission.p50:.1f} ms, p99 {admission.p99:.1f} ms; "
         f"without the waiting for turn and room p50 {work.p50:.1f} ms, p99 {work.p99:.1f} ms",
         f"{limited} of {totals.prompts} endpoints lay below what some stage could have reused",
-        f"{exact} of {totals.prompts} first tokens equal the unsplit model's with logits within {LOGIT_TOLERANCE:g} "
-        f"(largest difference {worst:.2e})" + ("" if judged else "; reported, not judged, in this dtype"),
+        f"{equal} of {totals.prompts} first tokens equal the unsplit model's, {exact} with every logit within "
+        f"{LOGIT_TOLERANCE:g} (largest difference {worst:.2e})"
+        + ("" if judged else "; reported, not judged, in this dtype"),
     ]
     return lines + [_asked_again(row, block_tokens) for row in rows if row.answer.prompt.asked_before]
 

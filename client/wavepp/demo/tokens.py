@@ -47,15 +47,17 @@ class ModelText:
         """Whether the vocabulary has ChatML's marks as single tokens."""
         return self.tokenizer is not None and len(self.tokenizer.encode(CHAT_START)) == 1
 
-    def encode(self, system: str, user: str) -> tuple[int, ...]:
-        """A whole prompt up to where the answer begins. Equal beginnings of the text give equal first tokens."""
+    def encode(self, system: str, user: str, begun: str) -> tuple[int, ...]:
+        """A whole prompt up to where the model goes on with the answer, which begins with `begun`.
+
+        Equal beginnings of the text give equal first tokens."""
         if self.tokenizer is None:
-            return tuple(zlib.crc32(word.encode()) % self.vocabulary for word in f"{system} {user}".split())
+            return tuple(zlib.crc32(word.encode()) % self.vocabulary for word in f"{system} {user} {begun}".split())
         if not self.chats:
-            return tuple(self.tokenizer.encode("\n\n".join(filter(None, (system, user, "Answer:")))))
+            return tuple(self.tokenizer.encode("\n\n".join(filter(None, (system, user, f"Answer: {begun}")))))
         turns = [("system", system), ("user", user)]
         text = "".join(f"{CHAT_START}{role}\n{said}{CHAT_END}\n" for role, said in turns if said)
-        return tuple(self.tokenizer.encode(f"{text}{CHAT_START}assistant\n"))
+        return tuple(self.tokenizer.encode(f"{text}{CHAT_START}assistant\n{begun}"))
 
     def text_after(self, prompt: Sequence[int], token: int) -> str:
         """What `token` adds after `prompt`."""

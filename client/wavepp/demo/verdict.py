@@ -53,8 +53,12 @@ class Row:
     """Infinite if the shapes differ or a logit is no number."""
 
     @property
+    def token_is_equal(self) -> bool:
+        return self.answer.result.first_token == self.expected_token
+
+    @property
     def is_exact(self) -> bool:
-        return self.answer.result.first_token == self.expected_token and self.max_logit_delta <= LOGIT_TOLERANCE
+        return self.token_is_equal and self.max_logit_delta <= LOGIT_TOLERANCE
 
 
 @dataclass(frozen=True, slots=True)
