@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from wavepp_controller.core import events as ev
-from wavepp_proto.errors import ControllerUnavailable
+from wavepp_proto.errors import ControllerUnavailable, DuplicateRequest
 from wavepp_proto.terms import Admitted, Failed, Finished, PrefillEvent, PrefillRequest, RequestId
 from wavepp_simulator.engine import VOCABULARY
 from wavepp_simulator.ledger import Violation
@@ -66,6 +66,12 @@ class Asked:
         return last if isinstance(last, Finished | Failed) else None
 
     @property
+    def duplicate(self) -> bool:
+        """Refused, because the id was alive."""
+        outcome = self.outcome
+        return isinstance(outcome, Failed) and outcome.error.reason == DuplicateRequest.reason
+
+    @property
     def ended_at(self) -> float | None:
         return self.events[-1][0] if self.outcome is not None else None
 
@@ -95,20 +101,23 @@ class Clients:
         self._process = Process("client", world.agenda)
         self.every: list[Asked] = []
         """In order of submission."""
-        self.asked: dict[RequestId, Asked] = {}
-        """By request id, the latest that was no duplicate of a living one."""
 
     @property
     def waiting(self) -> list[Asked]:
         return [asked for asked in self.every if asked.outcome is None]
 
+    def of(self, request_id: RequestId) -> Asked:
+        """The latest submission of the id that was not refused as a duplicate. KeyError if there is none."""
+        for asked in reversed(self.every):
+            if asked.request.request_id == request_id and not asked.duplicate:
+                return asked
+        raise KeyError(request_id)
+
     def submit(self, request: PrefillRequest) -> None:
-        world, now, before = self._world, self._world.agenda.now, self.asked.get(request.request_id)
+        world, now = self._world, self._world.agenda.now
         wire = Wire(world.network, f"c>client/{request.request_id}", self._process)
         asked = Asked(request, now, world.controller, wire)
         self.every.append(asked)
-        if before is None or before.outcome is not None:
-            self.asked[request.request_id] = asked
         world.note("client", f"submits {request.request_id}, {request.prompt_tokens} tokens", "client")
         self._tell(asked.controller, lambda: asked.controller.submit(asked), asked)
 

@@ -113,7 +113,7 @@ class Console:
             case ["stage", place, "executes", ordinal]:
                 return lambda: world.stages[int(place)].executor.executing == int(ordinal)
             case [name, "ended"]:
-                return lambda: world.clients.asked[RequestId(name)].outcome is not None
+                return lambda: world.clients.of(RequestId(name)).outcome is not None
             case [name, state]:
                 return lambda: self._state(name) == state
         raise CommandError(f"no condition {' '.join(what)}")
@@ -172,7 +172,7 @@ class Console:
     def expect(self, words: list[str], options: dict[str, str]) -> None:
         """expect r1 finished [cached=96] | expect r1 STAGE_LOST [within=2s]: since the last fault."""
         name, wanted = words
-        asked = self.world.clients.asked[RequestId(name)]
+        asked = self.world.clients.of(RequestId(name))
         match asked.outcome:
             case Finished(cached_tokens=cached):
                 got = "finished"

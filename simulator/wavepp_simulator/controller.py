@@ -140,9 +140,9 @@ class SimController:
                 self._emit(event)
             case ev.AnnounceRequest():
                 self._announce(action)
-            case ev.HashPrompt(request_id, scope, token_ids, block_tokens):
+            case ev.HashPrompt(request_id, scope, token_ids, block_tokens, life):
                 hashes = hash_blocks(scope, token_ids, block_tokens)
-                self.process.after(HASH_S, lambda: self.post(ev.Hashed(request_id, hashes, self.now)))
+                self.process.after(HASH_S, lambda: self.post(ev.Hashed(request_id, hashes, life, self.now)))
             case ev.FormPipeline(plans=plans):
                 for plan in plans:
                     before = self._links.pop(plan.key, None)

@@ -23,6 +23,8 @@ from wavepp_simulator.world import Shape, World
 
 SPAN_S = 0.6
 """Requests come and things break within this much virtual time."""
+CALM_DOWN_S = 2.0
+"""Between the last fault and the mending of whatever is still broken."""
 MEND_S = 300.0
 """After that, everything must have ended within this."""
 ALWAYS = frozenset({"CANCELLED", "DEADLINE_EXPIRED", "NEVER_FITS", "QUEUE_FULL", "DUPLICATE_REQUEST"})
@@ -37,6 +39,8 @@ class History:
     seed: int
     world: World
     calm: bool
+    quiet_at: float = 0.0
+    """Nothing breaks after this."""
     broken_rows: set[str] = field(default_factory=set)
     violation: Violation | None = None
 
@@ -78,8 +82,7 @@ def _play(history: History, rng: Random, requests: int) -> None:
     if not history.calm:
         for _ in range(rng.randint(1, 4)):
             _plan_fault(history, rng, requests)
-    world.advance(SPAN_S)
-    world.run(lambda: world.agenda.now > SPAN_S + 2.0, SPAN_S + 3.0)
+    world.advance(max(history.quiet_at, world.agenda.now + SPAN_S) + CALM_DOWN_S - world.agenda.now)
     _mend(world)
     world.run(lambda: world.idle, MEND_S)
     world.check_drained()
@@ -134,7 +137,8 @@ def _plan_fault(history: History, rng: Random, requests: int) -> None:
     place = rng.randrange(len(world.stages))
     now = world.agenda.now
     at = now + (rng.random() * SPAN_S if rng.random() < 0.5 else rng.choice((0.1, 0.2, 0.4)) + rng.random() * 0.03)
-    until = at + rng.choice((0.001, 0.1, 1.0, 2.0)) * rng.random()
+    until = at + rng.choice((0.001, 0.1, 1.0, 2.0, 2.0, 15.0)) * rng.random()
+    history.quiet_at = max(history.quiet_at, until)
 
     def both(first: Callable[[], None], then: Callable[[], None]) -> None:
         world.agenda.at(at, first)

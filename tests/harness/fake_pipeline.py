@@ -356,7 +356,7 @@ class FakePipeline:
                         self.daemons[key].forget()
             case HashPrompt():
                 hashes = hash_blocks(action.scope, action.token_ids, action.block_tokens)
-                self._handle(Hashed(action.request_id, hashes, self.now))
+                self._handle(Hashed(action.request_id, hashes, action.life, self.now))
             case AnnounceRequest():
                 for key, fence, _ in action.targets:
                     if key.stage not in self.deaf and action.key not in self.daemons[key].over:

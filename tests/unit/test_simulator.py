@@ -62,7 +62,7 @@ def test_lost_stage_is_detected_within_two_seconds_when_it_falls_silent() -> Non
     stopped = world.agenda.now
     mishaps.pause_stage(world, 1)
     world.run(lambda: not world.clients.waiting, 2.0)
-    assert world.clients.asked[RequestId("r1")].outcome.error.reason == "STAGE_LOST"  # type: ignore[union-attr]
+    assert world.clients.of(RequestId("r1")).outcome.error.reason == "STAGE_LOST"  # type: ignore[union-attr]
     assert 1.0 < world.agenda.now - stopped < 2.0
 
 

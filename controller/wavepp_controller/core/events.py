@@ -118,6 +118,8 @@ class Hashed:
 
     request_id: RequestId
     block_hashes: bytes
+    life: int
+    """As in HashPrompt: an id that was cancelled and submitted again may have another prompt."""
     now: float
 
 
@@ -268,6 +270,8 @@ class HashPrompt:
     scope: HashScope
     token_ids: bytes
     block_tokens: int
+    life: int
+    """Which life of the request id asks; given back in Hashed."""
 
 
 @dataclass(frozen=True, slots=True)

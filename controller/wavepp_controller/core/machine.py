@@ -74,6 +74,8 @@ class ControllerMachine:
         self._out = Outbox()
         self._now = 0.0
         self._ticked: float | None = None
+        self._lives = 0
+        """Requests accepted so far."""
 
     def handle(self, event: Event) -> list[Action]:
         """Take one event; the actions it asks for, to be carried out in order."""
@@ -155,6 +157,7 @@ class ControllerMachine:
 
     def _accept(self, prefill: PrefillRequest, pipeline: PipelineMachine, facts: PipelineFacts, now: float) -> None:
         deadline_ms = prefill.deadline_ms or self.config.default_deadline_ms
+        self._lives += 1
         scope = HashScope(facts.model.fingerprint, f"B{facts.block_tokens}", prefill.cache_salt, prefill.adapter)
         request = Request(
             prefill,
@@ -163,12 +166,13 @@ class ControllerMachine:
             arrived=now,
             deadline=now + deadline_ms / 1e3,
             unserved_since=now,
+            life=self._lives,
             phases=PhaseLog(prefill.request_id, begun=now, since=now),
         )
         position = len(pipeline.book.waiting)
         pipeline.book.accept(request, now)
         self._out.send(Emit(Queued(request.id, pipeline.id, position)))
-        self._out.send(HashPrompt(request.id, scope, prefill.token_ids, facts.block_tokens))
+        self._out.send(HashPrompt(request.id, scope, prefill.token_ids, facts.block_tokens, request.life))
 
     def _reject(self, error: WaveppError) -> None:
         self._out.count("rejected")
@@ -178,7 +182,7 @@ class ControllerMachine:
 
     def _about_request(self, event: Hashed | Cancel) -> None:
         found = self._living(event.request_id)
-        if found is None:
+        if found is None or (isinstance(event, Hashed) and event.life != found[1].life):
             self._out.count("cancels_unknown" if isinstance(event, Cancel) else "hashes_unknown")
             return
         pipeline, request = found

@@ -108,6 +108,8 @@ class Request:
     unserved_since: float
     """Since when its pipeline has not been serving; meaningful only while it is not."""
     phases: PhaseLog
+    life: int = 0
+    """Which acceptance of this controller it is: ids come back, lives do not."""
     state: RequestState = RequestState.RECEIVED
     attempt: Attempt = FIRST_ATTEMPT
     losses: int = 0

@@ -156,7 +156,7 @@ class ControllerShell:
 
     async def _hash(self, action: ev.HashPrompt) -> None:
         hashes = await hash_prompt(action.scope, action.token_ids, action.block_tokens)
-        self.post(ev.Hashed(action.request_id, hashes, time.monotonic()))
+        self.post(ev.Hashed(action.request_id, hashes, action.life, time.monotonic()))
 
     def _announce(self, action: ev.AnnounceRequest) -> None:
         """Frames are serialised once with tokens and once without: only the fence is each daemon's own."""
