@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 STORY_LINES = 60
-"""Lines of a failing seed's story that are shown unless --all is given."""
+"""Lines of a failing seed's story that are shown unless --whole-story is given."""
 
 command = typer.Typer(no_args_is_help=True, help="Run both cores in virtual time: scenarios and random faults.")
 
@@ -34,7 +34,7 @@ def run(
 @command.command()
 def faults(
     seeds: Annotated[int, typer.Option("--seeds", min=1, envvar="WAVEPP_SEEDS", help="How many histories.")] = 100,
-    first: Annotated[int, typer.Option("--first", min=0, envvar="WAVEPP_FIRST_SEED", help="First seed.")] = 0,
+    first: Annotated[int, typer.Option("--first-seed", min=0, envvar="WAVEPP_FIRST_SEED", help="First seed.")] = 0,
     requests: Annotated[
         int, typer.Option("--requests", min=0, envvar="WAVEPP_REQUESTS", help="Requests in each history.")
     ] = 20,
@@ -42,16 +42,20 @@ def faults(
         int, typer.Option("--check-every", min=1, envvar="WAVEPP_CHECK_EVERY", help="Events between two checks.")
     ] = 1,
     whole: Annotated[
-        bool, typer.Option("--all", envvar="WAVEPP_WHOLE_STORY", help="Show a failing seed's whole story.")
+        bool, typer.Option("--whole-story", envvar="WAVEPP_WHOLE_STORY", help="Show a failing seed's whole story.")
     ] = False,
 ) -> None:
     """Explore random loads and faults; every event is checked. Stops at the first broken invariant."""
+    from rich.console import Console
+    from rich.progress import track
+
     from wavepp_simulator.explore import explore
     from wavepp_simulator.story import KINDS
 
     events = 0
     outcomes: dict[str, int] = {}
-    for seed in range(first, first + seeds):
+    console = Console(stderr=True)
+    for seed in track(range(first, first + seeds), "exploring", console=console, disable=not console.is_terminal):
         history = explore(seed, requests, check_every)
         events += history.events
         for outcome, count in history.outcomes().items():
@@ -60,7 +64,7 @@ def faults(
             lines = list(history.world.story.lines(0, KINDS - {"tick", "beat"}))
             typer.echo("\n".join(lines if whole else lines[-STORY_LINES:]))
             typer.echo(f"seed {seed}: {history.violation}", err=True)
-            typer.echo(f"again: wavepp simulate faults --first {seed} --seeds 1 --requests {requests}", err=True)
+            typer.echo(f"again: wavepp simulate faults --first-seed {seed} --seeds 1 --requests {requests}", err=True)
             raise typer.Exit(1)
     told = ", ".join(f"{name.lower()} {count}" for name, count in sorted(outcomes.items()))
     typer.echo(f"{seeds} seeds, {events} events, no violation; requests: {told}")

@@ -99,6 +99,7 @@ def _shape(rng: Random, check_every: int) -> Shape:
         attempts=rng.choice((1, 1, 2, 3)),
         round_deadline_ms=rng.choice((200, 1000)),
         join_deadline_ms=5_000,
+        capacity_retry_ms=rng.choice((100, 1_000_000)),  # without the timer a lost wake-up shows
         max_queued_requests=rng.choice((4, 1024)),
     )
     return Shape(

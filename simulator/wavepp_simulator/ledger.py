@@ -56,6 +56,8 @@ def check_drained(stage: int, found: Inventory) -> None:
     """I2, when every request ended and nothing is under way."""
     if found.holds or found.quarantined_blocks or found.capacity.escrowed_blocks:
         raise Violation("I2", f"stage {stage} still holds {found.holds or found.capacity} after everything ended")
+    if found.announced:
+        raise Violation("I2", f"stage {stage} still remembers {found.announced} after everything ended")
     if found.capacity.free_blocks + found.cached_blocks != found.pool_blocks:
         raise Violation("I2", f"stage {stage} lost blocks: {found.capacity} of {found.pool_blocks}")
 

@@ -1,6 +1,7 @@
 """The simulator itself: one seed is one history, violations are found, and the command says so."""
 
 import pytest
+import typer.core
 from typer.testing import CliRunner
 
 from wavepp_proto.terms import PrefillRequest, RequestId
@@ -101,6 +102,15 @@ def test_script_error_is_raised_when_a_command_makes_no_sense(line: str) -> None
         play(f"# x\n{line}\n")
 
 
+def test_every_option_of_the_command_has_its_twin() -> None:
+    group = typer.main.get_command(command)
+    assert isinstance(group, typer.core.TyperGroup)
+    options = [option for made in group.commands.values() for option in made.params if option.opts[0].startswith("--")]
+    twins = ["WAVEPP_" + option.opts[0].removeprefix("--").replace("-", "_").upper() for option in options]
+    assert [option.envvar for option in options] == twins
+    assert len(twins) >= 5
+
+
 def test_command_reports_a_clean_exploration() -> None:
     result = CliRunner().invoke(command, ["faults", "--seeds", "2", "--requests", "5"])
     assert result.exit_code == 0, result.output
@@ -109,7 +119,7 @@ def test_command_reports_a_clean_exploration() -> None:
 
 def test_command_ends_1_with_the_seed_when_an_invariant_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BlockCache, "release", lambda self, key: None)
-    result = CliRunner().invoke(command, ["faults", "--first", "5", "--seeds", "1"])
+    result = CliRunner().invoke(command, ["faults", "--first-seed", "5", "--seeds", "1"])
     assert result.exit_code == 1
     assert "seed 5: " in result.output
-    assert "wavepp simulate faults --first 5 --seeds 1 --requests 20" in result.output
+    assert "wavepp simulate faults --first-seed 5 --seeds 1 --requests 20" in result.output
