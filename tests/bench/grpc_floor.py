@@ -1,7 +1,7 @@
 """What a bare gRPC stream fan-out costs on this machine: the anchor of the admission figures.
 
 P echo servers, each a process of its own, one bidirectional stream to each, raw bytes (no protobuf):
-write one message to every stream, read one from every stream. Printed as JSON by `admission.py`.
+write one message to every stream, read one from every stream. Used by `admission.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import sys
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Self
 
 import grpc.aio
 
@@ -38,34 +38,46 @@ async def _serve() -> None:
     await server.wait_for_termination()
 
 
-async def fan_out(stages: int, message_bytes: int, rounds: int) -> list[float]:
-    """Seconds of each of `rounds` fan-outs to `stages` echo servers."""
-    argv = [sys.executable, "-m", "tests.bench.grpc_floor"]
-    servers = [await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE) for _ in range(stages)]
-    try:
-        ports = [int(await server.stdout.readline()) for server in servers if server.stdout is not None]
-        channels = [open_channel(f"127.0.0.1:{port}") for port in ports]
-        calls: list[Any] = [channel.stream_stream(METHOD)() for channel in channels]
-        message = bytes(message_bytes)
+class FanOut:
+    """P echo servers and a stream to each; `async with`, then `turn` or `turns`."""
 
-        async def turn(call: Any) -> None:
-            await call.write(message)
-            await call.read()
+    def __init__(self, stages: int, message_bytes: int) -> None:
+        self._stages = stages
+        self._message = bytes(message_bytes)
+        self._servers: list[asyncio.subprocess.Process] = []
+        self._channels: list[grpc.aio.Channel] = []
+        self._calls: list[Any] = []
 
-        taken = []
-        for index in range(rounds + 20):
-            started = time.perf_counter()
-            await asyncio.gather(*(turn(call) for call in calls))
-            if index >= 20:
-                taken.append(time.perf_counter() - started)
-        for channel in channels:
+    async def __aenter__(self) -> Self:
+        argv = [sys.executable, "-m", "tests.bench.grpc_floor"]
+        for _ in range(self._stages):
+            self._servers.append(await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE))
+        ports = [int(await server.stdout.readline()) for server in self._servers if server.stdout is not None]
+        self._channels = [open_channel(f"127.0.0.1:{port}") for port in ports]
+        self._calls = [channel.stream_stream(METHOD)() for channel in self._channels]
+        await self.turns(20)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for channel in self._channels:
             await channel.close(0)
-        return taken
-    finally:
-        for server in servers:
+        for server in self._servers:
             server.terminate()
-        for server in servers:
             await server.wait()
+
+    async def turn(self) -> float:
+        """Seconds until every server has echoed one message."""
+        started = time.perf_counter()
+        await asyncio.gather(*(self._echo(call) for call in self._calls))
+        return time.perf_counter() - started
+
+    async def turns(self, count: int) -> list[float]:
+        """One after another, with nothing in between: caches are warm."""
+        return [await self.turn() for _ in range(count)]
+
+    async def _echo(self, call: Any) -> None:
+        await call.write(self._message)
+        await call.read()
 
 
 if __name__ == "__main__":
