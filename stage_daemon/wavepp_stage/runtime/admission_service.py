@@ -22,7 +22,7 @@ from wavepp_stage.core.events import Announced, InventoryAsked, InventoryTaken, 
 from wavepp_stage.runtime.core_shell import CoreShell
 from wavepp_stage.runtime.observability import Observer
 
-DIGEST_COALESCE_S = 0.002
+DIGEST_COALESCE_S = 0.01
 """Pause between two digests: changes of one wave travel in one message."""
 
 
