@@ -19,6 +19,7 @@ from wavepp_proto import convert, limits
 from wavepp_proto.errors import LinkFault, MessageTooLarge, StaleMessage, WaveppError
 from wavepp_proto.runtime.channels import ClientSecurity, open_channel
 from wavepp_proto.runtime.context import Context
+from wavepp_proto.runtime.streams import write_all
 from wavepp_proto.terms import Epoch, Fence, Formation, Incarnation, WaveOrdinal
 from wavepp_proto.v1 import execution_pb2 as pb
 from wavepp_proto.v1 import execution_pb2_grpc
@@ -97,13 +98,15 @@ class GrpcLink:
 
     async def _send_all(self) -> None:
         assert self._channel is not None
-        stub = execution_pb2_grpc.StageLinkStub(self._channel)
-        call = stub.Carry(self._frames())
+        call = execution_pb2_grpc.StageLinkStub(self._channel).Carry()
+        writer = asyncio.create_task(write_all(call, self._frames()), name=f"link-writer-{self.plan.stage}")
         try:
             await call
             reason = "the next stage closed the link"
         except grpc.aio.AioRpcError as error:
             reason = str(convert.error_from_rpc(error))
+        finally:
+            writer.cancel()
         if not self.closed:
             self.listener.on_link_lost(reason)
 
