@@ -174,7 +174,7 @@ class SimExecutor:
         self, serving: Serving, work: WaveWork, payload: Payload | None, void: int, faults: tuple[RowFault, ...]
     ) -> None:
         self.executing = None
-        outcome = self._stage.engine.run(serving.plan.fence, work, payload)
+        outcome = self._stage.compute(serving.plan.fence, work, payload)
         for index, cause in outcome.faults.items():
             void |= 1 << index
             error = RowVoided(cause, stage=serving.plan.key.stage, row=index)

@@ -25,13 +25,14 @@ from wavepp_proto.terms import (
     WaveOrdinal,
     WaveReport,
 )
-from wavepp_simulator.engine import Payload, SimEngine
+from wavepp_simulator.engine import Outcome, Payload, SimEngine
 from wavepp_simulator.executor import Costs, SimExecutor
 from wavepp_simulator.ledger import Violation
 from wavepp_simulator.network import Wire
 from wavepp_simulator.process import Process
 from wavepp_stage.core import events as ev
 from wavepp_stage.core.machine import StageMachine
+from wavepp_stage.core.work import WaveWork
 from wavepp_stage.engine.base import WaveHeader
 
 if TYPE_CHECKING:
@@ -195,6 +196,19 @@ class SimStage:
             wire.send(lambda: following.upstream_closed(fence))
 
     # --- what it says -----------------------------------------------------------------------------
+
+    def compute(self, fence: Fence, work: WaveWork, payload: Payload | None) -> Outcome:
+        """Run one wave; blocks that it writes after its formation ended must be in quarantine (I3)."""
+        outcome = self.engine.run(fence, work, payload)
+        found = self.machine.inventory()
+        running = {hold.key for hold in found.holds if hold.owned_blocks}
+        size = self.record.block_tokens
+        orphans = [row for row in work.rows if not row.void and row.key not in running]
+        written = sum(len(row.blocks) - row.start // size for row in orphans)
+        if written > found.quarantined_blocks:
+            what = f"{written} blocks of {work.ordinal}"
+            raise Violation("I3", f"stage {self.place} wrote {what} that nobody owns, {found.quarantined_blocks} wait")
+        return outcome
 
     def executed(self, plan: JoinPlan, command: WaveCommand) -> None:
         fence = plan.fence
