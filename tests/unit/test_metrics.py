@@ -5,18 +5,72 @@ from __future__ import annotations
 import urllib.request
 
 import pytest
-from prometheus_client import generate_latest
+from prometheus_client import CollectorRegistry
 
 from wavepp_proto.errors import InvalidRequest
-from wavepp_proto.runtime.metrics import ControllerMetrics, StageMetrics, serve_metrics
-from wavepp_proto.terms import Capacity, StageTimes, Timings
+from wavepp_proto.runtime.metrics import (
+    ControllerFigures,
+    ControllerMetrics,
+    Reading,
+    StageFigures,
+    StageMetrics,
+    serve_metrics,
+)
+from wavepp_proto.runtime.tracing import TracerStats
+from wavepp_proto.terms import Timings
+
+SPANS = TracerStats(buffered=0, exported=7, dropped=3, failed=2, malformed=0, connected=True)
+
+
+def silent() -> Reading:
+    return None, SPANS
+
+
+def stage_figures() -> StageFigures:
+    return StageFigures(
+        serving=True,
+        time_s={"compute": 4.0, "idle": 0.5},
+        waves={"done": 2, "failed": 1},
+        computed_tokens=64,
+        void_rows=1,
+        votes={"committed": 5},
+        blocks={"free": 5, "cached": 3, "held": 1, "quarantined": 0},
+        leases=1,
+        escrows=1,
+        escrowed_blocks=2,
+        evicted_blocks=9,
+        abandoned_links=0,
+    )
+
+
+def controller_figures() -> ControllerFigures:
+    return ControllerFigures(
+        leads=True,
+        ready=False,
+        ring_waves={"p0": 3},
+        queue_requests={"p0": 4},
+        queue_tokens={"p0": 400},
+        running_requests={"p0": 1},
+        digest_age_s={"p0/1.0": 0.25},
+        requests={"finished": 6, "CANCELLED": 1},
+        rejected={"QUEUE_FULL": 2},
+        waves=11,
+        computed_tokens=1000,
+        cached_tokens=500,
+        lost_tokens={"agreement": 64},
+        events={"rounds": 8},
+    )
+
+
+def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
+    return registry.get_sample_value(name, labels)
 
 
 def test_every_phase_is_observed_when_a_request_is_admitted() -> None:
-    metrics = ControllerMetrics.create()
+    metrics = ControllerMetrics.create(silent)
     metrics.observe_admission(Timings(queue_ms=1, hash_ms=2, hint_ms=3, announce_ms=4, rounds_ms=5, admission_ms=15))
     sums = {
-        phase: metrics.registry.get_sample_value("wavepp_controller_admission_seconds_sum", {"phase": phase})
+        phase: value(metrics.registry, "wavepp_controller_admission_seconds_sum", phase=phase)
         for phase in ("queue", "hash", "hint", "announce", "rounds", "capacity_wait", "admission")
     }
     assert sums == {
@@ -30,56 +84,52 @@ def test_every_phase_is_observed_when_a_request_is_admitted() -> None:
     }
 
 
-def test_time_is_split_when_a_wave_is_observed() -> None:
-    metrics = StageMetrics.create()
-    metrics.observe_wave(StageTimes(4_000_000, 3_000_000, 2_000_000, 1_000_000, 500_000), tokens=64, done=True)
-    split = {
-        state: metrics.registry.get_sample_value("wavepp_stage_time_seconds_total", {"state": state})
-        for state in ("compute", "activation_wait", "admission_wait", "preparing", "idle")
-    }
-    assert split == {"compute": 4, "activation_wait": 3, "admission_wait": 2, "preparing": 1, "idle": 0.5}
-    assert metrics.registry.get_sample_value("wavepp_stage_waves_total", {"outcome": "done"}) == 1
-    assert metrics.registry.get_sample_value("wavepp_stage_computed_tokens_total") == 64
+def test_figures_are_read_when_a_stage_is_scraped_and_not_before() -> None:
+    asked: list[str] = []
+
+    def read() -> Reading:
+        asked.append("read")
+        return stage_figures(), SPANS
+
+    registry = StageMetrics.create(read).registry
+    assert asked == []
+    assert value(registry, "wavepp_stage_blocks", state="cached") == 3
+    assert asked == ["read"]
+    assert value(registry, "wavepp_stage_time_seconds_total", state="compute") == 4
+    assert value(registry, "wavepp_stage_waves_total", outcome="failed") == 1
+    assert value(registry, "wavepp_stage_evicted_blocks_total") == 9
+    assert value(registry, "wavepp_stage_serving") == 1
+    assert value(registry, "wavepp_stage_lost_spans_total", cause="dropped") == 3
 
 
-def test_pool_is_stated_when_blocks_are_set() -> None:
-    metrics = StageMetrics.create()
-    metrics.set_blocks(
-        Capacity(1, free_blocks=5, evictable_blocks=3, escrowed_blocks=2), cached=3, held=1, quarantined=0
-    )
-    value = metrics.registry.get_sample_value
-    states = ("free", "cached", "held", "quarantined")
-    assert [value("wavepp_stage_blocks", {"state": state}) for state in states] == [5, 3, 1, 0]
-    assert value("wavepp_stage_escrowed_blocks") == 2
+def test_series_of_a_controller_carry_their_one_label() -> None:
+    registry = ControllerMetrics.create(lambda: (controller_figures(), SPANS)).registry
+    assert value(registry, "wavepp_controller_ring_waves", pipeline="p0") == 3
+    assert value(registry, "wavepp_controller_queue_tokens", pipeline="p0") == 400
+    assert value(registry, "wavepp_controller_digest_age_seconds", daemon="p0/1.0") == 0.25
+    assert value(registry, "wavepp_controller_requests_total", outcome="CANCELLED") == 1
+    assert value(registry, "wavepp_controller_lost_tokens_total", cause="agreement") == 64
+    assert value(registry, "wavepp_controller_events_total", event="rounds") == 8
+    assert (value(registry, "wavepp_controller_leader"), value(registry, "wavepp_controller_ready")) == (1, 0)
 
 
-def test_digest_age_is_dropped_when_the_daemon_is_gone() -> None:
-    metrics = ControllerMetrics.create()
-    metrics.digest_seen("p0/1.0")
-    age = metrics.registry.get_sample_value("wavepp_controller_digest_age_seconds", {"daemon": "p0/1.0"})
-    assert age is not None
-    assert age >= 0
-    metrics.daemon_gone("p0/1.0")
-    metrics.daemon_gone("p0/2.0")
-    assert b"p0/1.0" not in generate_latest(metrics.registry)
-
-
-def test_two_daemons_of_one_process_do_not_share_series() -> None:
-    first, second = StageMetrics.create(), StageMetrics.create()
-    first.evictions.inc(3)
-    assert second.registry.get_sample_value("wavepp_stage_evicted_blocks_total") == 0
+def test_what_was_observed_is_served_when_the_process_cannot_say_more() -> None:
+    metrics = ControllerMetrics.create(silent)
+    metrics.loop_delay_s.observe(0.003)
+    assert value(metrics.registry, "wavepp_controller_loop_delay_seconds_bucket", le="0.002") == 0
+    assert value(metrics.registry, "wavepp_controller_loop_delay_seconds_bucket", le="0.005") == 1
+    assert value(metrics.registry, "wavepp_controller_waves_total") is None
+    assert value(metrics.registry, "wavepp_controller_exported_spans_total") == 7
 
 
 def test_metrics_are_served_on_loopback_when_asked() -> None:
-    metrics = ControllerMetrics.create()
-    metrics.rejected.labels("QUEUE_FULL").inc()
+    metrics = ControllerMetrics.create(lambda: (controller_figures(), SPANS))
     server = serve_metrics(metrics.registry)
     try:
         assert server.address.startswith("127.0.0.1:")
-        text = urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
-            f"http://{server.address}/metrics", timeout=30
-        )
-        assert b'wavepp_controller_rejected_total{reason="QUEUE_FULL"} 1.0' in text.read()
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with direct.open(f"http://{server.address}/metrics", timeout=30) as text:
+            assert b'wavepp_controller_rejected_total{reason="QUEUE_FULL"} 2.0' in text.read()
         with pytest.raises(InvalidRequest, match="cannot serve metrics"):
             serve_metrics(metrics.registry, server.address)
     finally:

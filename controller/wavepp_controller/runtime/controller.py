@@ -125,7 +125,6 @@ class Controller:
     async def _lead(self) -> None:
         while True:
             authority = await self.leadership.campaign()
-            log.info("leadership won", epoch=authority.epoch, address=self.address)
             self.shell.post(ev.LeadershipWon(authority.epoch, time.monotonic()))
             await authority.lost.wait()
             log.warning("leadership lost", epoch=authority.epoch)
