@@ -27,6 +27,7 @@ from wavepp_proto.runtime.election import Leadership
 from wavepp_proto.runtime.logs import get_log
 from wavepp_proto.runtime.loop_probe import probe_loop
 from wavepp_proto.runtime.membership import MemberUp, MemberWatch
+from wavepp_proto.runtime.process import settle_heap
 from wavepp_proto.runtime.reflection import serve_reflection
 from wavepp_proto.runtime.store import MembershipStore
 from wavepp_proto.runtime.tracing import Tracer, TraceSettings
@@ -48,6 +49,7 @@ class Controller:
     async def run(self, stop: asyncio.Event, drain_s: float = 10.0) -> None:
         """Serve until `stop` is set or the core fails, then drain for at most `drain_s` seconds."""
         await self.start()
+        settle_heap()
         stopped = asyncio.create_task(stop.wait(), name="stop")
         try:
             ends: set[asyncio.Future[Any]] = {stopped, self.shell.failure}
@@ -79,6 +81,7 @@ class Controller:
             serve_reflection(self._server, prefill_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR)
         if settings.metrics is not None:
             self.observer.serve(settings.metrics)
+            self._spawn(probe_loop(self.observer.loop_delayed), "loop-probe")
         port = bind_server(self._server, settings.listen, settings.server_security)
         self.address = advertise_address(settings.listen, settings.advertise, port)
         await self._server.start()
@@ -91,7 +94,6 @@ class Controller:
             (self._watch_members(), "members"),
             (self.shell.tick(), "tick"),
             (self._report_health(), "health"),
-            (probe_loop(self.observer.loop_delayed), "loop-probe"),
         ):
             self._spawn(work, name)
         log.info("listening", address=self.address, cluster=settings.cluster)

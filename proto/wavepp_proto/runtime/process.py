@@ -1,12 +1,13 @@
 """What every long-running process of ours does around its main coroutine.
 
-Owns signal handling (SIGTERM and SIGINT ask for a drain, a second one ends at once) and the exit
-status: 0 after a clean stop, 1 with one line on stderr for a typed error.
+Owns signal handling (SIGTERM and SIGINT ask for a drain, a second one ends at once), the exit status
+(0 after a clean stop, 1 with one line on stderr for a typed error) and the garbage collector's reach.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -39,6 +40,16 @@ async def _run(main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
         loop.add_signal_handler(number, on_signal)
     await main(stop)
     return 0
+
+
+def settle_heap() -> None:
+    """Keep what has been loaded out of later collections; call once, when start-up is over.
+
+    A full collection walks every object, modules included: 30 ms in a controller, 230 ms beside torch,
+    in which no loop and no executor moves.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def describe(error: WaveppError) -> str:

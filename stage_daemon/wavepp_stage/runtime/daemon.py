@@ -21,6 +21,7 @@ from wavepp_proto.errors import StaleMessage
 from wavepp_proto.runtime.channels import advertise_address, bind_server, new_server, parse_address
 from wavepp_proto.runtime.logs import get_log
 from wavepp_proto.runtime.loop_probe import probe_loop
+from wavepp_proto.runtime.process import settle_heap
 from wavepp_proto.runtime.reflection import serve_reflection
 from wavepp_proto.runtime.registrar import Registrar
 from wavepp_proto.runtime.store import MembershipStore
@@ -79,6 +80,7 @@ class StageDaemon:
     async def run(self, stop: asyncio.Event, drain_s: float = 10.0) -> None:
         """Serve until `stop` is set, then drain for at most `drain_s` seconds and close."""
         await self.start()
+        settle_heap()
         try:
             await stop.wait()
             await self.drain(drain_s)
