@@ -60,7 +60,8 @@ class History:
 def explore(seed: int, requests: int, check_every: int = 1) -> History:
     """Play one seed. The violation, if any, is in the result, with the world as it was then."""
     rng = Random(f"wavepp-{seed}")
-    history = History(seed, World(_shape(rng, check_every), seed), calm=rng.random() < 1 / 3)
+    calm = rng.random() < 1 / 3
+    history = History(seed, World(_shape(rng, calm, check_every), seed), calm)
     try:
         _play(history, rng, requests)
     except Violation as violation:
@@ -87,7 +88,7 @@ def _play(history: History, rng: Random, requests: int) -> None:
     _check_outcomes(history)
 
 
-def _shape(rng: Random, check_every: int) -> Shape:
+def _shape(rng: Random, calm: bool, check_every: int) -> Shape:
     block = rng.choice((2, 4, 16))
     config = ControllerConfig(
         wave_tokens=block * rng.choice((1, 2, 4, 16)),
@@ -97,7 +98,8 @@ def _shape(rng: Random, check_every: int) -> Shape:
         attempts=rng.choice((1, 1, 2, 3)),
         round_deadline_ms=rng.choice((200, 1000)),
         join_deadline_ms=5_000,
-        capacity_retry_ms=rng.choice((100, 1_000_000)),  # without the timer a lost wake-up shows
+        # without the timer a lost wake-up shows; after a lost round it is the only one
+        capacity_retry_ms=rng.choice((100, 1_000_000)) if calm else 100,
         max_queued_requests=rng.choice((4, 1024)),
     )
     return Shape(
@@ -157,9 +159,9 @@ def _plan_fault(history: History, rng: Random, requests: int) -> None:
             way, seconds = rng.choice(ways), rng.choice((0.01, 0.3, 2.0))
             both(partial(mishaps.slow_wire, world, way, seconds), partial(mishaps.slow_wire, world, way, 0.0))
         case "row":
-            name = f"r{rng.randrange(requests)}"
-            history.broken_rows.add(name)
-            world.agenda.at(at, partial(mishaps.break_row, world, place, name))
+            for name in sorted({f"r{rng.randrange(requests)}" for _ in range(rng.randint(1, 4))}) if requests else ():
+                history.broken_rows.add(name)
+                world.agenda.at(now, partial(mishaps.break_row, world, place, name))
         case "drain":
             both(partial(mishaps.drain_stage, world, place), partial(mishaps.restart_stage, world, place))
         case "controller":

@@ -143,6 +143,8 @@ def _plain(told: Told) -> str:
     match told:
         case ev.LeadershipWon(epoch=epoch):
             return f"leads, epoch {epoch}"
+        case ev.LeadershipLost():
+            return "leads no longer"
         case ev.MemberUp(record=record):
             return f"member up: stage {record.key.stage}#{record.incarnation}, {record.pool_blocks} blocks"
         case ev.MemberGone(key=key, incarnation=incarnation):
