@@ -98,8 +98,9 @@ class ControllerMachine:
         """Leads, and no pipeline is stalled (I6): what health checks ask for, often."""
         return self.epoch is not None and not any(p.stalled(self._now) for p in self.pipelines.values())
 
-    def status(self) -> ControllerStatus:
-        return snapshot(self, self._out.counters, self._now)
+    def status(self, *, requests: bool = True) -> ControllerStatus:
+        """What operators see; without `requests` it is cheap however many are queued."""
+        return snapshot(self, self._out.counters, self._now, requests=requests)
 
     def check(self) -> None:
         """InternalError listing every broken invariant; for tests and the simulator, after each event."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from wavepp_controller.core.machine import ControllerMachine
 
 
-def snapshot(machine: ControllerMachine, counters: Counter[str], now: float) -> ControllerStatus:
+def snapshot(machine: ControllerMachine, counters: Counter[str], now: float, *, requests: bool) -> ControllerStatus:
     pipelines = tuple(machine.pipelines.values())
     return ControllerStatus(
         epoch=machine.epoch,
@@ -34,7 +34,7 @@ def snapshot(machine: ControllerMachine, counters: Counter[str], now: float) -> 
         pipelines=tuple(_pipeline(pipeline, machine.config.policy, now) for pipeline in pipelines),
         requests=tuple(
             request_status(request, pipeline.id, pipeline.serving, now)
-            for pipeline in pipelines
+            for pipeline in (pipelines if requests else ())
             for request in pipeline.book
         ),
         refused=tuple(refused for pipeline in pipelines for refused in _refused(pipeline, now)),

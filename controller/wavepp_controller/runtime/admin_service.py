@@ -85,7 +85,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         return found is not None and found.state == "serving" and found.formation > formation
 
     def _status(self, requests: bool) -> pb.StatusResponse:
-        status = self._controller.machine.status()
+        status = self._controller.machine.status(requests=requests)
         out = pb.StatusResponse(
             version=__version__,
             cluster=self._controller.settings.cluster,

@@ -130,7 +130,7 @@ class Observer:
 
     def members_changed(self) -> None:
         """Tell of members that are refused, once each as long as the reason is the same."""
-        now = {(member.key, member.incarnation): member for member in self._machine.status().refused}
+        now = {(member.key, member.incarnation): member for member in self._machine.status(requests=False).refused}
         for identity, member in now.items():
             if self._refused.get(identity) != member.error.fields:
                 _log_refused(member)
@@ -161,7 +161,7 @@ class Observer:
     async def _figures(self) -> ControllerFigures:
         from wavepp_proto.runtime.metrics import ControllerFigures
 
-        status = self._machine.status()
+        status = self._machine.status(requests=False)
         counters, pipelines = status.counters, status.pipelines
         rejected, failed = _named(counters, "rejected."), _named(counters, "failed.")
         ended = {reason: rejected.get(reason, 0) + failed.get(reason, 0) for reason in sorted({*rejected, *failed})}

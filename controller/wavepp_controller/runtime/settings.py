@@ -21,4 +21,5 @@ class ControllerSettings:
     client_security: ClientSecurity = field(default_factory=ClientSecurity)
     """For stage daemons."""
     metrics: str | None = None
+    """host:port of the Prometheus endpoint; None serves none."""
     reflection: bool = False
