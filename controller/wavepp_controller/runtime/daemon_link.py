@@ -188,7 +188,8 @@ class DaemonLink:
         stage = self.plan.key.stage
         try:
             await work
-            error: WaveppError = StageLost(f"stage {stage} closed a stream", stage=stage)
+            # it lives, and says that it heard nothing of us for too long: it may be asked again at once
+            error: WaveppError = FormationEnded(f"stage {stage} closed a stream", stage=stage)
         except grpc.aio.AioRpcError as broken:
             error = convert.error_from_rpc(broken)
             if isinstance(error, ControllerUnavailable):
