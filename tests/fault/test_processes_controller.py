@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.harness.eventually import eventually
 from tests.harness.processes import BLOCK_TOKENS, LONG_TOKENS, SLOW, Processes, random_prompt, record_figure
-from wavepp.errors import ControllerUnavailable, Draining
+from wavepp.errors import ControllerUnavailable, Draining, FormationEnded, StageLost
 
 pytestmark = pytest.mark.processes
+
+
+async def _stages_let_go(cluster: Processes) -> None:
+    for stage in range(cluster.local.plan.stages):
+        await eventually(partial(_has_ended_its_formation, cluster, stage), about=f"stage {stage} to end its formation")
+
+
+def _has_ended_its_formation(cluster: Processes, stage: int) -> bool:
+    return "formation ended" in cluster.log(f"stage-{stage}")
 
 
 async def test_clients_are_told_and_a_new_controller_finds_nothing_held_when_the_controller_is_killed(
@@ -31,12 +41,30 @@ async def test_clients_are_told_and_a_new_controller_finds_nothing_held_when_the
         record_figure("kill_controller_to_last_error_s", max(run.ended_at for run in runs) - killed_at)
 
         await cluster.ended("controller")
+        await _stages_let_go(cluster)
         await cluster.start_again("controller")
         await cluster.serving(1)
         await cluster.nothing_held()
         assert cluster.pids("controller") == others
         assert (await cluster.run(known).succeeds()).cached_tokens == 10 * BLOCK_TOKENS
         await cluster.run(runs[0].prompt).succeeds()
+
+
+async def test_stages_let_go_and_form_again_when_the_controller_freezes_and_thaws(tmp_path: Path) -> None:
+    """A daemon that hears nothing for 1.25 s ends the formation by itself; the thawed controller finds that out."""
+    async with Processes(tmp_path, SLOW, silence_ms=1250) as cluster:
+        before = cluster.pids()
+        runs = await cluster.running(3)
+        cluster.signal("controller", signal.SIGSTOP)
+        try:
+            await _stages_let_go(cluster)
+        finally:
+            cluster.signal("controller", signal.SIGCONT)
+        for run in runs:
+            assert isinstance(await run.outcome(), StageLost | FormationEnded)
+        await cluster.serving(2)
+        await cluster.run(runs[0].prompt).succeeds()
+        assert cluster.pids() == before
 
 
 async def test_running_requests_finish_and_new_ones_are_refused_when_the_controller_is_told_to_stop(

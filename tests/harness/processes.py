@@ -84,7 +84,7 @@ class Run:
 
 
 class Processes:
-    """`async with Processes(tmp_path) as cluster`; at the end nothing may be held on any stage."""
+    """`async with Processes(tmp_path) as cluster`; at the end nothing is held, and nobody has logged an error."""
 
     def __init__(
         self, folder: Path, model: str = QUICK, *, security: ClientSecurity | None = None, **plan: Any
@@ -113,6 +113,7 @@ class Processes:
         try:
             if error is None:
                 await self.nothing_held()
+                assert not self.errors_logged(), self.errors_logged()
         finally:
             await self.client.close()
             await self._channel.close(0)
@@ -149,6 +150,11 @@ class Processes:
 
     def log(self, name: str) -> str:
         return self.local.children[name].log.read_text(errors="replace")
+
+    def errors_logged(self) -> list[str]:
+        """Lines of level error, of every process that ever ran: a fault of a peer is no error of ours."""
+        logs = sorted(self.local.log_dir.glob("*.log"))
+        return [line for log in logs for line in log.read_text().splitlines() if '"level": "error"' in line]
 
     # --- what it says -----------------------------------------------------------------------------
 
