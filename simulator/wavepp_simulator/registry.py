@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from wavepp_proto import limits
 from wavepp_proto.terms import DaemonKey, Incarnation, MemberRecord
-from wavepp_simulator.network import Network
+from wavepp_simulator.network import Network, Wire
 from wavepp_simulator.process import Process
 
 Up = Callable[[MemberRecord], None]
@@ -29,11 +29,12 @@ class Registry:
     def __init__(self, network: Network) -> None:
         self._network = network
         self._leases: dict[DaemonKey, _Lease] = {}
-        self._watcher: tuple[Process, Up, Gone] | None = None
+        self._watcher: tuple[Wire, Up, Gone] | None = None
+        """One stream of changes, in order."""
 
     def watch(self, process: Process, up: Up, gone: Gone) -> None:
         """List, then watch: replaces the watcher before."""
-        self._watcher = (process, up, gone)
+        self._watcher = (Wire(self._network, "etcd", process), up, gone)
         for lease in list(self._leases.values()):
             self._tell_up(lease.record)
 
@@ -78,10 +79,10 @@ class Registry:
 
     def _tell_up(self, record: MemberRecord) -> None:
         if self._watcher is not None:
-            process, up, _ = self._watcher
-            process.after(self._network.delay("etcd"), lambda: up(record))
+            wire, up, _ = self._watcher
+            wire.send(lambda: up(record))
 
     def _tell_gone(self, record: MemberRecord) -> None:
         if self._watcher is not None:
-            process, _, gone = self._watcher
-            process.after(self._network.delay("etcd"), lambda: gone(record.key, record.incarnation))
+            wire, _, gone = self._watcher
+            wire.send(lambda: gone(record.key, record.incarnation))
