@@ -1,4 +1,4 @@
-"""Health and reflection of controller and stages, as a stranger with a generic gRPC client sees them."""
+"""Health, reflection and counters of a real cluster, as any client sees them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tests.harness.cluster import Cluster
 from tests.harness.eventually import eventually
+from wavepp import errors
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -66,3 +67,23 @@ async def services(address: str) -> set[str]:
         assert answer is not grpc.aio.EOF
         await call.done_writing()
         return {service.name for service in answer.list_services_response.service}
+
+
+# --- status -------------------------------------------------------------------------------------
+
+
+async def test_status_shows_every_refusal_by_its_reason() -> None:
+    async with Cluster(stages=2, pool_blocks=(64, 32)) as cluster:
+        for tokens in ([1000], [1] * (32 * 16 + 1), [1] * 65_537):
+            with pytest.raises(errors.InvalidRequest):
+                await cluster.client.prefill(tokens)
+        await cluster.client.prefill([1, 2, 3])
+        counters = (await cluster.client.status()).counters
+    refused = {name: count for name, count in counters.items() if name.startswith("rejected")}
+    assert refused == {
+        "rejected": 3,
+        "rejected.TOKEN_OUT_OF_RANGE": 1,
+        "rejected.NEVER_FITS": 1,
+        "rejected.PROMPT_TOO_LONG": 1,
+    }
+    assert (counters["submitted"], counters["admitted"], counters["finished"]) == (4, 1, 1)

@@ -125,9 +125,10 @@ def test_level_says_whether_it_was_wanted_when_a_formation_ends(
 # --- spans of a controller ----------------------------------------------------------------------
 
 
-def test_no_span_is_an_orphan_when_a_request_waits_past_the_limit_of_spans() -> None:
-    pipeline, exporter = FakePipeline(), FakeExporter()
-    pipeline.daemon(1).short["a"] = 5
+@pytest.mark.parametrize("stages", [2, 4, 5])  # with 4 and 5 the limit falls inside a round
+def test_no_span_is_an_orphan_when_a_request_waits_past_the_limit_of_spans(stages: int) -> None:
+    pipeline, exporter = FakePipeline(stages), FakeExporter()
+    pipeline.daemon(0).short["a"] = 5
     pipeline.submit("a", 40, deadline_ms=60_000)
     pipeline.pass_time(60.1)
     tracer = tracer_into(exporter)
@@ -144,7 +145,7 @@ def test_no_span_is_an_orphan_when_a_request_waits_past_the_limit_of_spans() -> 
         span.parent.span_id for span in exporter.spans if span.parent is not None and span.name != "prefill.request"
     }
     assert parents <= ids
-    assert sum(span.name == span_names.PIN_RESERVE for span in exporter.spans) > 50
+    assert sum(span.name == span_names.PIN_RESERVE for span in exporter.spans) > 30
 
 
 # --- a stage ------------------------------------------------------------------------------------
