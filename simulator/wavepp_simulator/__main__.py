@@ -44,8 +44,11 @@ def faults(
     whole: Annotated[
         bool, typer.Option("--whole-story", envvar="WAVEPP_WHOLE_STORY", help="Show a failing seed's whole story.")
     ] = False,
+    as_json: Annotated[bool, typer.Option("--json", envvar="WAVEPP_JSON", help="Print the totals as JSON.")] = False,
 ) -> None:
     """Explore random loads and faults; every event is checked. Stops at the first broken invariant."""
+    import json
+
     from rich.console import Console
     from rich.progress import track
 
@@ -66,6 +69,9 @@ def faults(
             typer.echo(f"seed {seed}: {history.violation}", err=True)
             typer.echo(f"again: wavepp simulate faults --first-seed {seed} --seeds 1 --requests {requests}", err=True)
             raise typer.Exit(1)
+    if as_json:
+        typer.echo(json.dumps({"seeds": seeds, "events": events, "violations": 0, "outcomes": outcomes}))
+        return
     told = ", ".join(f"{name.lower()} {count}" for name, count in sorted(outcomes.items()))
     typer.echo(f"{seeds} seeds, {events} events, no violation; requests: {told}")
 

@@ -1,5 +1,7 @@
 """The simulator itself: one seed is one history, violations are found, and the command says so."""
 
+import json
+
 import pytest
 import typer.core
 from typer.testing import CliRunner
@@ -115,6 +117,12 @@ def test_command_reports_a_clean_exploration() -> None:
     result = CliRunner().invoke(command, ["faults", "--seeds", "2", "--requests", "5"])
     assert result.exit_code == 0, result.output
     assert result.output.startswith("2 seeds, ")
+
+
+def test_command_totals_can_be_read_by_a_program() -> None:
+    result = CliRunner().invoke(command, ["faults", "--seeds", "1", "--requests", "3", "--json"])
+    totals = json.loads(result.output)
+    assert (totals["seeds"], totals["violations"], sum(totals["outcomes"].values())) == (1, 0, 3)
 
 
 def test_command_ends_1_with_the_seed_when_an_invariant_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
