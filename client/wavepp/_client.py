@@ -103,7 +103,8 @@ class AsyncClient:
         """Prefill one prompt and return its first token.
 
         `prompt` is text, token ids (a sequence or an integer array), or bytes of packed little-endian
-        int32. Cancelling the task cancels the request on the controller.
+        int32. Cancelling the task cancels the request on the controller. Nothing is told on the way, so a
+        request whose connection breaks is sent again, as `retry` allows.
         """
         async with self.stream(prompt, **options) as stream:
             return await stream.result()

@@ -91,14 +91,16 @@ class _PrefillService(prefill_pb2_grpc.PrefillServicer):
 
         try:
             received = Received(convert.run_request_from_pb(request), frames=1)
-            await self._answered(received, self._controller.receive(received), emit)
+            answer = self._controller.receive(received)
+            await self._answered(received, answer, emit)
         except WaveppError as error:
-            await convert.abort(context, error)
-        admitted = next(event for event in events if isinstance(event, Admitted))
-        finished = next(event for event in events if isinstance(event, Finished))
-        return prefill_pb2.RunResponse(
-            admitted=convert.admitted_to_pb(admitted), finished=convert.finished_to_pb(finished)
-        )
+            if not events or answer.error_as_status:
+                await convert.abort(context, error)
+            events.append(Failed(received.request.request_id, error.info()))
+        admitted = next((event for event in events if isinstance(event, Admitted)), None)
+        outcome = events[-1]
+        assert isinstance(outcome, Finished | Failed), "a request ends once, and with an outcome"
+        return convert.run_response_to_pb(PipelineId(self._controller.description.pipeline), admitted, outcome)
 
     async def Cancel(self, request: prefill_pb2.CancelRequest, context: Context) -> prefill_pb2.CancelResponse:
         request_id = RequestId(request.request_id)

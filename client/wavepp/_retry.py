@@ -3,7 +3,8 @@
 Owns the retry policy, the budget that all requests of a client share, and the one loop that applies
 both. Safe means: the controller cannot have accepted the request, or can only have lost it with its
 stream. The caller guarantees that by running nothing but the way to the FIRST answer inside
-`Retrier.run`; once an event came back, no error is retried.
+`Retrier.run`; once an event came back, no error is retried. A request without events (one call) has
+one answer: what fails before it, a broken connection included, may be tried again.
 """
 
 import asyncio

@@ -10,24 +10,26 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Final, Self
+from typing import Self
 
 from wavepp._prompt import pack
 from wavepp._request import with_tokens
 from wavepp._retry import Retrier
+from wavepp._span import RUN, SUBMIT, outcome_facts, reason_of
 from wavepp._tokenizer import Tokenizers, first_text
 from wavepp._types import PrefillResult, Tokenizer
 from wavepp._wire import Event, Submission, Wire
-from wavepp_proto.errors import Cancelled, DeadlineExpired, InternalError, WaveppError
+from wavepp_proto import limits
+from wavepp_proto.errors import Cancelled, DeadlineExpired, InternalError, from_info
 from wavepp_proto.hashing import TOKEN_BYTES
 from wavepp_proto.runtime import span_names as names
 from wavepp_proto.runtime import trace_context
 from wavepp_proto.runtime.channels import Address
-from wavepp_proto.runtime.tracing import Attribute, Tracer, ambient
-from wavepp_proto.terms import Admitted, Finished, PrefillRequest, Queued
-
-RPC: Final = "wavepp.v1.Prefill/Submit"
+from wavepp_proto.runtime.tracing import Tracer, ambient
+from wavepp_proto.terms import Admitted, Failed, Finished, PipelineId, PrefillRequest, Queued
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class PrefillStream:
         self._finished: Finished | None = None
         self._elapsed_ms = 0.0
         self._over = False
+        self._method = SUBMIT
 
     @property
     def request_id(self) -> str:
@@ -90,13 +93,18 @@ class PrefillStream:
         try:
             event = await self._within_deadline()
         except BaseException as error:  # also CancelledError: who stops waiting cancels the request
-            self._close(_reason(error))
+            self._close(reason_of(error))
             raise
         self._take(event)
         return event
 
     async def result(self) -> PrefillResult:
-        """Read on to the outcome and sum it up. Raises the typed error if the request failed."""
+        """Read on to the outcome and sum it up. Raises the typed error if the request failed.
+
+        If no event was asked for before, none is sent: a prompt of one message then travels as one call.
+        """
+        if self._submission is None and not self._over:
+            await self._run()
         async for _ in self:
             pass
         finished, admitted = self._finished, self._admitted
@@ -136,32 +144,64 @@ class PrefillStream:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
+    async def _run(self) -> None:
+        """Ask for the outcome alone; does nothing if the prompt needs more than one message."""
+        try:
+            async with self._by_deadline():
+                await self._tokenize()
+                if len(self._request.token_ids) > limits.FRAME_BYTES:
+                    return
+                self._method = RUN
+                pipeline, self._admitted, outcome = await self._shared.retrier.run(self._call, self._deadline_at)
+            self._request = replace(self._request, pipeline=pipeline)
+            if isinstance(outcome, Failed):
+                raise from_info(outcome.error)
+        except BaseException as error:  # also CancelledError: who stops waiting cancels the request
+            self._close(reason_of(error))
+            raise
+        self._take(outcome)
+        self._close("")
+
     async def _within_deadline(self) -> Event:
-        """The next event; DeadlineExpired shortly after the deadline even if the controller is silent."""
+        """The next event."""
+        async with self._by_deadline():
+            if self._submission is not None:
+                return await self._submission.read()
+            await self._tokenize()
+            return await self._shared.retrier.run(self._send, self._deadline_at)
+
+    @asynccontextmanager
+    async def _by_deadline(self) -> AsyncIterator[None]:
+        """DeadlineExpired shortly after the deadline even if the controller is silent."""
         try:
             async with asyncio.timeout_at(self._deadline_at + self._shared.grace):
-                if self._submission is not None:
-                    return await self._submission.read()
-                if self._text is not None:
-                    self._request = with_tokens(self._request, await self._tokens(self._text))
-                return await self._shared.retrier.run(self._send, self._deadline_at)
+                yield
         except TimeoutError:
             raise self._expired("no outcome by the deadline") from None
 
-    async def _tokens(self, text: str) -> bytes:
-        self._tokenizer = await self._shared.tokenizers.of(self._request.pipeline)
-        return pack(await asyncio.to_thread(self._tokenizer.encode, text))
+    async def _tokenize(self) -> None:
+        if self._text is not None:
+            self._tokenizer = await self._shared.tokenizers.of(self._request.pipeline)
+            token_ids = pack(await asyncio.to_thread(self._tokenizer.encode, self._text))
+            self._request, self._text = with_tokens(self._request, token_ids), None
+
+    async def _call(self) -> tuple[PipelineId, Admitted | None, Finished | Failed]:
+        """One try of the whole request; an error that is raised says that it was not accepted."""
+        return await self._shared.wire.run(self._timed())
 
     async def _send(self) -> Event:
-        """One try: a fresh stream with the time that is left, up to its first event."""
+        """One try: a fresh stream, up to its first event."""
+        if self._submission is not None:
+            self._submission.cancel()
+        self._submission = self._shared.wire.submit(self._timed())
+        return await self._submission.read()
+
+    def _timed(self) -> PrefillRequest:
+        """The request with the time that is left now."""
         left = self._deadline_at - asyncio.get_running_loop().time()
         if left <= 0:
             raise self._expired("the deadline passed before the request could be sent")
-        if self._submission is not None:
-            self._submission.cancel()
-        request = replace(self._request, deadline_ms=math.ceil(left * 1000), trace=self._context)
-        self._submission = self._shared.wire.submit(request)
-        return await self._submission.read()
+        return replace(self._request, deadline_ms=math.ceil(left * 1000), trace=self._context)
 
     def _take(self, event: Event) -> None:
         match event:
@@ -204,30 +244,12 @@ class PrefillStream:
         """The trace's root span, unless nobody would get it."""
         tracer, began, own, parent = self._shared.tracer, self._began_ns, self._context, self._parent
         if tracer.recording:
-            facts, now = self._attributes(), time.time_ns()
+            pipeline, address = self._pipeline, self._shared.address
+            facts = outcome_facts(self._request, pipeline, self._admitted, self._finished, self._method, address)
+            now = time.time_ns()
             tracer.record(
                 names.PREFILL, began, now, own=own, parent=parent, attributes=facts, kind=names.CLIENT, error=error
             )
-
-    def _attributes(self) -> tuple[Attribute, ...]:
-        request, finished = self._request, self._finished
-        return (
-            (names.REQUEST_ID, request.request_id),
-            (names.PIPELINE, self._pipeline),
-            (names.ENDPOINT, self._admitted.endpoint if self._admitted else None),
-            (names.LIMITING_STAGE, self._admitted.limiting_stage if self._admitted else None),
-            (names.PROMPT_TOKENS, finished.prompt_tokens if finished else None),
-            (names.GEN_AI_OPERATION_NAME, names.GEN_AI_OPERATION_TEXT_COMPLETION),
-            (names.GEN_AI_PROVIDER_NAME, names.GEN_AI_PROVIDER_WAVEPP),
-            (names.GEN_AI_REQUEST_TEMPERATURE, request.sampling.temperature),
-            (names.GEN_AI_USAGE_INPUT_TOKENS, finished.prompt_tokens if finished else None),
-            (names.GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS, finished.cached_tokens if finished else None),
-            (names.GEN_AI_USAGE_OUTPUT_TOKENS, 1 if finished else None),
-            (names.RPC_SYSTEM_NAME, names.RPC_SYSTEM_GRPC),
-            (names.RPC_METHOD, RPC),
-            (names.SERVER_ADDRESS, self._shared.address.host),
-            (names.SERVER_PORT, self._shared.address.port),
-        )
 
     @property
     def _pipeline(self) -> str:
@@ -238,10 +260,3 @@ class PrefillStream:
             return None
         last = int.from_bytes(self._request.token_ids[-TOKEN_BYTES:], "little")
         return first_text(self._tokenizer, last, token)
-
-
-def _reason(error: BaseException) -> str:
-    """What a span says of the error: a stable reason, or the type of what is no answer of ours."""
-    if isinstance(error, asyncio.CancelledError):
-        return Cancelled.reason
-    return error.reason if isinstance(error, WaveppError) else type(error).__name__

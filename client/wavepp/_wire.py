@@ -18,7 +18,7 @@ from wavepp._types import Description
 from wavepp_proto import convert, limits
 from wavepp_proto.errors import Cancelled, InternalError, from_info
 from wavepp_proto.runtime.channels import ClientSecurity, open_channel
-from wavepp_proto.terms import Admitted, Failed, Finished, PrefillRequest, Progress, Queued
+from wavepp_proto.terms import Admitted, Failed, Finished, PipelineId, PrefillRequest, Progress, Queued
 from wavepp_proto.v1 import admin_pb2, admin_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 
 CALL_S: Final = limits.CALL_DEADLINE_MS / 1000
@@ -40,6 +40,12 @@ class Wire:
         """Begin to send `request`. Returns at once; the frames go out while its events are read."""
         with _typed_errors():
             return Submission(self._prefill.Submit(convert.submit_frames(request)))
+
+    async def run(self, request: PrefillRequest) -> tuple[PipelineId, Admitted | None, Finished | Failed]:
+        """The whole request as one call. Raises what it was refused with; what came of it later is returned."""
+        with _typed_errors():
+            response = await self._prefill.Run(convert.run_request_to_pb(request))
+        return convert.run_response_from_pb(request.request_id, response)
 
     async def cancel(self, request_id: str) -> bool:
         message = prefill_pb2.CancelRequest(request_id=request_id)

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from wavepp import AsyncClient, errors
+from wavepp import AsyncClient, PrefillResult, errors
 from wavepp.testing import Answer, FakeController, Gate, Outcome, Step
 from wavepp_proto.errors import BY_REASON
 from wavepp_proto.runtime.channels import bind_server, new_server
@@ -28,6 +28,14 @@ async def client(controller: FakeController) -> AsyncIterator[AsyncClient]:
         yield client
 
 
+async def _streamed(client: AsyncClient) -> PrefillResult:
+    """The result of a request whose events were asked for."""
+    async with client.stream([1]) as stream:
+        async for _ in stream:
+            pass
+        return await stream.result()
+
+
 @pytest.mark.parametrize("as_status", [False, True], ids=["event", "status"])
 @pytest.mark.parametrize("reason", sorted(BY_REASON))
 async def test_error_of_every_reason_arrives_typed_with_its_fields(
@@ -36,7 +44,8 @@ async def test_error_of_every_reason_arrives_typed_with_its_fields(
     error = BY_REASON[reason]("what happened", field="name", value=3, limit=2, retry_after_ms=70)
     controller.script(Answer(error=error, error_at=Step.ADMITTED, error_as_status=as_status))
     with pytest.raises(BY_REASON[reason]) as caught:
-        await client.prefill([1])
+        # a status refuses a call, which may be tried again; after a stream's first event it ends the request
+        await (_streamed(client) if as_status else client.prefill([1]))
     assert type(caught.value) is type(error)
     assert caught.value.info() == error.info()
     assert await controller.requests[0].ended() is Outcome.FAILED
@@ -207,9 +216,9 @@ async def test_answer_is_an_error_when_the_contract_is_broken(
 ) -> None:
     async with _served(events) as client:
         with pytest.raises(expected, match=words):
-            await client.prefill([1])
+            await _streamed(client)
 
 
 async def test_result_is_delivered_when_the_finished_stream_is_kept_open() -> None:
     async with _served([QUEUED, ADMITTED, FINISHED], hang=True) as client:
-        assert (await client.prefill([1])).first_token == 8
+        assert (await _streamed(client)).first_token == 8

@@ -15,7 +15,7 @@ from wavepp import AsyncClient, ClientSecurity, RetryPolicy, errors
 from wavepp.testing import Answer, FakeController, Gate, Outcome, Step
 from wavepp_proto import convert
 from wavepp_proto.runtime.channels import ServerSecurity, open_channel
-from wavepp_proto.terms import Finished, PrefillRequest, RequestId
+from wavepp_proto.terms import Failed, Finished, PrefillRequest, RequestId
 from wavepp_proto.v1 import admin_pb2, admin_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 
 REQUEST = PrefillRequest(RequestId("mine"), bytes(12))
@@ -30,14 +30,28 @@ async def controller() -> AsyncIterator[FakeController]:
 async def test_unary_run_answers_as_the_stream_does(controller: FakeController) -> None:
     async with open_channel(controller.address) as channel:
         stub: prefill_pb2_grpc.PrefillAsyncStub = prefill_pb2_grpc.PrefillStub(channel)
-        answer = await stub.Run(convert.run_request_to_pb(REQUEST))
-        finished = convert.finished_from_pb(REQUEST.request_id, answer.finished)
-        assert (finished.first_token, finished.prompt_tokens, answer.admitted.endpoint) == (3, 3, 64)
-        controller.script(Answer(error=errors.NeverFits("too large"), error_at=Step.ADMITTED))
+        reply = await stub.Run(convert.run_request_to_pb(REQUEST))
+        pipeline, admitted, finished = convert.run_response_from_pb(REQUEST.request_id, reply)
+        assert isinstance(finished, Finished)
+        assert admitted is not None
+        assert (finished.first_token, finished.prompt_tokens, admitted.endpoint) == (3, 3, 64)
+        assert pipeline == controller.description.pipeline
+
+
+async def test_unary_run_tells_a_refusal_by_its_status_and_a_later_failure_in_its_answer(
+    controller: FakeController,
+) -> None:
+    error = errors.PipelineUnavailable("gone", field="stage", value=1)
+    controller.script(Answer(error=error, error_at=Step.QUEUED), Answer(error=error, error_at=Step.ADMITTED))
+    async with open_channel(controller.address) as channel:
+        stub: prefill_pb2_grpc.PrefillAsyncStub = prefill_pb2_grpc.PrefillStub(channel)
         with pytest.raises(AioRpcError) as caught:
             await stub.Run(convert.run_request_to_pb(REQUEST))
-        assert type(convert.error_from_rpc(caught.value)) is errors.NeverFits
-    assert [received.outcome for received in controller.requests] == [Outcome.FINISHED, Outcome.FAILED]
+        assert convert.error_from_rpc(caught.value).info() == error.info()
+        reply = await stub.Run(convert.run_request_to_pb(REQUEST))
+        _, admitted, failed = convert.run_response_from_pb(REQUEST.request_id, reply)
+        assert (admitted, failed) == (None, Failed(REQUEST.request_id, error.info()))
+    assert [received.outcome for received in controller.requests] == [Outcome.FAILED, Outcome.FAILED]
 
 
 @pytest.mark.parametrize(
@@ -75,15 +89,19 @@ async def test_scripted_answers_come_before_the_standing_one(controller: FakeCon
 
 async def test_requests_break_and_the_port_is_kept_when_it_is_stopped_and_started(controller: FakeController) -> None:
     address, gate = controller.address, Gate()
-    controller.script(Answer(gates={Step.FINISHED: gate}))
+    controller.script(*[Answer(gates={Step.FINISHED: gate})] * 2)
     async with AsyncClient(address, retry=RetryPolicy(attempts=100, first_delay=0.01)) as client:
-        held = asyncio.create_task(client.prefill([1]))
-        await gate.reached()
+        streamed = client.stream([1])
+        await anext(streamed)
+        called = asyncio.create_task(client.prefill([1]))
+        for _ in range(2):
+            await controller.next_request()
         await controller.stop()
         with pytest.raises(errors.ControllerUnavailable):
-            await held
+            await streamed.result()
         await controller.start()
         assert controller.address == address
+        assert (await called).first_token == 3  # nothing came back of it: it was sent again
         assert (await client.prefill([1])).first_token == 3
 
 

@@ -26,7 +26,16 @@ from wavepp_proto.errors import (
     from_info,
 )
 from wavepp_proto.runtime.context import Context
-from wavepp_proto.terms import Admitted, Failed, Finished, PrefillEvent, PrefillRequest, RequestId
+from wavepp_proto.terms import (
+    Admitted,
+    Failed,
+    Finished,
+    PipelineId,
+    PrefillEvent,
+    PrefillRequest,
+    Queued,
+    RequestId,
+)
 from wavepp_proto.v1 import prefill_pb2 as pb
 from wavepp_proto.v1 import prefill_pb2_grpc
 
@@ -53,18 +62,19 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
             yield pb.SubmitResponse(event=convert.prefill_event_to_pb(Failed(request_id, error.info())))
 
     async def Run(self, request: pb.RunRequest, context: Context) -> pb.RunResponse:
+        pipeline: PipelineId | None = None
         admitted: Admitted | None = None
         try:
             async for event in self._events(convert.run_request_from_pb(request)):
-                if isinstance(event, Admitted):
-                    admitted = event
-                elif isinstance(event, Finished):
-                    reply = pb.RunResponse(finished=convert.finished_to_pb(event))
-                    if admitted is not None:
-                        reply.admitted.CopyFrom(convert.admitted_to_pb(admitted))
-                    return reply
-                elif isinstance(event, Failed):
-                    raise from_info(event.error)
+                match event:
+                    case Queued():
+                        pipeline = event.pipeline
+                    case Admitted():
+                        admitted = event
+                    case Failed() if pipeline is None:
+                        raise from_info(event.error)
+                    case (Finished() | Failed()) as outcome if pipeline is not None:
+                        return convert.run_response_to_pb(pipeline, admitted, outcome)
             raise InternalError("a request ended without an outcome")
         except WaveppError as error:
             await convert.abort(context, error)

@@ -71,6 +71,8 @@ from wavepp_proto.convert.prefill import (
     finished_to_pb,
     prefill_event_from_pb,
     prefill_event_to_pb,
+    run_response_from_pb,
+    run_response_to_pb,
     timings_from_pb,
     timings_to_pb,
 )
@@ -137,6 +139,8 @@ __all__ = [
     "round_to_pb",
     "run_request_from_pb",
     "run_request_to_pb",
+    "run_response_from_pb",
+    "run_response_to_pb",
     "sampling_from_pb",
     "sampling_to_pb",
     "stage_times_from_pb",

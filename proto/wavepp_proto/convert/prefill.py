@@ -124,6 +124,28 @@ def finished_from_pb(request_id: RequestId, msg: pb.Finished) -> Finished:
     )
 
 
+def run_response_to_pb(pipeline: PipelineId, admitted: Admitted | None, outcome: Finished | Failed) -> pb.RunResponse:
+    out = pb.RunResponse(pipeline=pipeline)
+    if admitted is not None:
+        out.admitted.CopyFrom(admitted_to_pb(admitted))
+    if isinstance(outcome, Finished):
+        out.finished.CopyFrom(finished_to_pb(outcome))
+    else:
+        c.fill_error(out.failed, outcome.error)
+    return out
+
+
+def run_response_from_pb(
+    request_id: RequestId, msg: pb.RunResponse
+) -> tuple[PipelineId, Admitted | None, Finished | Failed]:
+    """Raises InvalidRequest when there is no outcome."""
+    admitted = admitted_from_pb(request_id, msg.admitted) if msg.HasField("admitted") else None
+    if msg.HasField("failed"):
+        return PipelineId(msg.pipeline), admitted, Failed(request_id, c.error_from_pb(msg.failed))
+    _check.present("finished", msg.HasField("finished"))
+    return PipelineId(msg.pipeline), admitted, finished_from_pb(request_id, msg.finished)
+
+
 def timings_to_pb(timings: Timings) -> pb.Timings:
     return pb.Timings(
         queue_ms=timings.queue_ms,

@@ -409,21 +409,31 @@ class RunResponse(_message.Message):
 
     ADMITTED_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    PIPELINE_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    pipeline: _builtins.str
+    """The pipeline that took the request."""
     @_builtins.property
     def admitted(self) -> Global___Admitted:
-        """Admitted event of the successful attempt."""
+        """Admitted event of the last attempt; absent if there was none."""
 
     @_builtins.property
     def finished(self) -> Global___Finished: ...
+    @_builtins.property
+    def failed(self) -> _common_pb2.Error:
+        """Instead of finished: why the request failed after it was accepted."""
+
     def __init__(
         self,
         *,
         admitted: Global___Admitted | None = ...,
         finished: Global___Finished | None = ...,
+        pipeline: _builtins.str = ...,
+        failed: _common_pb2.Error | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "finished", b"finished"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "failed", b"failed", "finished", b"finished"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "finished", b"finished"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "failed", b"failed", "finished", b"finished", "pipeline", b"pipeline"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -76,7 +76,8 @@ class PrefillServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Run(self, request, context):
-        """Unary convenience for prompts that fit one message: the last event alone.
+        """For prompts that fit one message and callers who want no events: half the cost of a stream. A refusal is a
+        status; whoever cancels the call cancels the request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -38,7 +38,9 @@ class PrefillStub:
     Cancel: _grpc.UnaryUnaryMultiCallable[_prefill_pb2.CancelRequest, _prefill_pb2.CancelResponse]
     """Cancels by id; the request's own stream ends with CANCELLED."""
     Run: _grpc.UnaryUnaryMultiCallable[_prefill_pb2.RunRequest, _prefill_pb2.RunResponse]
-    """Unary convenience for prompts that fit one message: the last event alone."""
+    """For prompts that fit one message and callers who want no events: half the cost of a stream. A refusal is a
+    status; whoever cancels the call cancels the request.
+    """
     Describe: _grpc.UnaryUnaryMultiCallable[_prefill_pb2.DescribeRequest, _prefill_pb2.DescribeResponse]
     """What a client needs to know before it can send tokens."""
 
@@ -52,7 +54,9 @@ class PrefillAsyncStub(PrefillStub):
     Cancel: _aio.UnaryUnaryMultiCallable[_prefill_pb2.CancelRequest, _prefill_pb2.CancelResponse]  # type: ignore[assignment]
     """Cancels by id; the request's own stream ends with CANCELLED."""
     Run: _aio.UnaryUnaryMultiCallable[_prefill_pb2.RunRequest, _prefill_pb2.RunResponse]  # type: ignore[assignment]
-    """Unary convenience for prompts that fit one message: the last event alone."""
+    """For prompts that fit one message and callers who want no events: half the cost of a stream. A refusal is a
+    status; whoever cancels the call cancels the request.
+    """
     Describe: _aio.UnaryUnaryMultiCallable[_prefill_pb2.DescribeRequest, _prefill_pb2.DescribeResponse]  # type: ignore[assignment]
     """What a client needs to know before it can send tokens."""
 
@@ -81,7 +85,9 @@ class PrefillServicer(metaclass=_abc_1.ABCMeta):
         request: _prefill_pb2.RunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_prefill_pb2.RunResponse, _abc.Awaitable[_prefill_pb2.RunResponse]]:
-        """Unary convenience for prompts that fit one message: the last event alone."""
+        """For prompts that fit one message and callers who want no events: half the cost of a stream. A refusal is a
+        status; whoever cancels the call cancels the request.
+        """
 
     @_abc_1.abstractmethod
     def Describe(
