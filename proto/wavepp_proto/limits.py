@@ -62,6 +62,9 @@ CLIENT_KEEPALIVE_TIME_MS: Final = 10_000
 CLIENT_KEEPALIVE_TIMEOUT_MS: Final = 5_000
 SERVER_MIN_PING_INTERVAL_MS: Final = 5_000
 
+CONNECT_TIMEOUT_MS: Final = 2_000
+"""Longest single attempt to connect, handshakes included."""
+
 CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -72,7 +75,8 @@ CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.enable_retries", 0),
     # A restarted peer on the same address must be reached again at once.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # In gRPC's core this is the time-out of one connection attempt: TLS to a busy host takes three round trips.
+    ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.use_local_subchannel_pool", 1),
 )
