@@ -39,7 +39,7 @@ async def test_requests_fail_and_the_pipeline_forms_again_when_a_stage_is_killed
         waiting = cluster.run(random_prompt(9, 100))
         await cluster.ended("stage-1")
         await cluster.start_again("stage-1")
-        assert (await cluster.serving(2)).formation == 2
+        assert (await cluster.serving(cluster.first + 1)).formation == cluster.first + 1
         assert cluster.pids("stage-1") == others
         await waiting.succeeds()
         await cluster.run(runs[0].prompt).succeeds()
@@ -53,7 +53,7 @@ async def test_requests_fail_when_an_end_of_the_pipeline_is_killed(tmp_path: Pat
         await _all_lost(runs, stage)
         await cluster.ended(f"stage-{stage}")
         await cluster.start_again(f"stage-{stage}")
-        await cluster.serving(2)
+        await cluster.serving(cluster.first + 1)
         await cluster.run(runs[0].prompt).succeeds()
 
 
@@ -68,7 +68,7 @@ async def test_a_frozen_stage_is_replaced_and_its_thaw_disturbs_nobody(tmp_path:
 
         cluster.set_aside("stage-1", "frozen")
         await cluster.start_elsewhere(1)
-        formation = (await cluster.serving(2)).formation
+        formation = (await cluster.serving(cluster.first + 1)).formation
         cluster.signal("frozen", signal.SIGCONT)
         await eventually(lambda: "formation ended" in cluster.log("frozen"), about="the thawed stage to fence itself")
         for seed in range(5):
@@ -91,6 +91,6 @@ async def test_running_requests_finish_when_a_stage_is_told_to_stop(tmp_path: Pa
         waiting = cluster.run(random_prompt(9, 100))
         assert await cluster.ended("stage-2") == 0
         await cluster.start_again("stage-2")
-        assert (await cluster.serving(2)).formation == 2
+        assert (await cluster.serving(cluster.first + 1)).formation == cluster.first + 1
         assert cluster.pids("stage-2") == others
         await waiting.succeeds()

@@ -96,10 +96,13 @@ class Processes:
         self.local = LocalCluster(LocalPlan(model=model, **{**settings, **plan}), folder / "logs", security)
         self._security = security or ClientSecurity()
         self._addresses: dict[str, str] = {}
+        self.first = 0
+        """The formation that served first: usually 1, more if a busy machine let a join fail."""
 
     async def __aenter__(self) -> Self:
         status = await self.local.start()
         self._addresses = {f"stage-{d.key.stage}": d.address for p in status.pipelines for d in p.daemons}
+        self.first = status.pipelines[0].formation
         self.address = self.local.address
         # one try: the tests are about what the first one comes to
         self.client = AsyncClient(self.address, tls=self._security, retry=RetryPolicy(attempts=1), deadline=OUTCOME_S)
