@@ -44,5 +44,8 @@ def check_epoch(fence: Fence, standing: Standing) -> None:
         check_fence(fence, standing, formation=False)
     if fence.epoch < standing.epoch:
         raise StaleMessage(
-            f"epoch {fence.epoch} is older than {standing.epoch}", field="epoch", value=fence.epoch, limit=standing.epoch
+            f"epoch {fence.epoch} is older than {standing.epoch}",
+            field="epoch",
+            value=fence.epoch,
+            limit=standing.epoch,
         )

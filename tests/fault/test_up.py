@@ -108,7 +108,7 @@ def test_the_holder_is_named_when_the_chosen_port_is_taken(tmp_path: Path) -> No
     ("arguments", "reason"),
     [
         pytest.param(
-            ("--layers", "0:3,3:5", "--timeout-s", "4"), "did not form within 4 s: stage 1 is refused", id="bands"
+            ("--layers", "0:3,3:5", "--timeout-s", "20"), "did not form within 20 s: stage 1 is refused", id="bands"
         ),
         pytest.param(("--model", "emulated:layers=1"), "1 layers cannot fill 2 stages", id="too-few-layers"),
         pytest.param(("--model", "/nowhere", "--engine", "torch"), "no model folder '/nowhere'", id="no-model"),
@@ -125,9 +125,9 @@ def test_up_says_why_and_stops_when_a_stage_cannot_serve(
 
 
 def test_up_names_the_stage_and_stops_within_its_limit_when_it_never_registers(tmp_path: Path) -> None:
-    with Up(tmp_path, *SMALL, *_listen(), "--timeout-s", "4") as up:
+    with Up(tmp_path, *SMALL, *_listen(), "--timeout-s", "20") as up:
         stage = eventually_sync(lambda: up.child("--stage", "1"))
         stage.send_signal(signal.SIGSTOP)
         assert up.ended() == 1
-        assert "did not form within 4 s: no daemon for stage 1" in up.said
+        assert "did not form within 20 s: no daemon for stage 1" in up.said
         up.nothing_is_left()

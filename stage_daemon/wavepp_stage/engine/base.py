@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from wavepp_proto.terms import CacheGroup, LinkKind, RowResult, WaveOrdinal
-
 from wavepp_stage.core.work import BlockTable, RowWork, WaveWork
 
 __all__ = [
