@@ -102,21 +102,19 @@ class RequestBook:
             logits=result.logits,
         )
         self.out.count("finished")
-        self.out.send(*request.phases.flush(), traced.finish(request, "finished", now))
+        self.out.send(*traced.finish(request, "finished", now))
         self._forget(request)
         self.out.send(Emit(finished))
 
     def fail(self, request: Request, given: RequestInput, error: WaveppError, now: float) -> None:
         """End it with `error`; `given` is FAIL, EXPIRE or CANCEL."""
-        if request.admitted:
-            self.out.send(*request.phases.flush())
-        else:
+        if not request.admitted:
             request.phases.enter(phases.ENDED, now)
             self.out.send(*traced.admission(request, self.pipeline, error.reason, now))
         request.advance(given, now)
         self.out.count("cancelled" if given is RequestInput.CANCEL else "failed")
         self.out.count(f"failed.{error.reason}")
-        self.out.send(traced.finish(request, error.reason, now))
+        self.out.send(*traced.finish(request, error.reason, now))
         self._forget(request)
         self.out.send(Emit(Failed(request.id, error.info())))
 

@@ -44,6 +44,8 @@ class ControllerConfig:
     reform_backoff_ms: int = 100
     """Pause before the second try to form a pipeline; doubles up to `reform_backoff_max_ms`."""
     reform_backoff_max_ms: int = 5_000
+    traced: bool = True
+    """False when nobody records spans: then none are made."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.lanes <= limits.MAX_LANES:

@@ -37,7 +37,7 @@ from wavepp_controller.core.events import (
     VotesArrived,
 )
 from wavepp_controller.core.outbox import Outbox
-from wavepp_controller.core.phases import PhaseLog
+from wavepp_controller.core.phases import MAX_SPANS, PhaseLog
 from wavepp_controller.core.pipeline import PipelineMachine
 from wavepp_controller.core.request import Request
 from wavepp_controller.core.request_table import RequestInput
@@ -168,7 +168,7 @@ class ControllerMachine:
             deadline=now + deadline_ms / 1e3,
             unserved_since=now,
             life=self._lives,
-            phases=PhaseLog(prefill.request_id, begun=now, since=now),
+            phases=PhaseLog(prefill.request_id, now, now, most_spans=MAX_SPANS if self.config.traced else 0),
         )
         position = len(pipeline.book.waiting)
         pipeline.book.accept(request, now)

@@ -63,6 +63,8 @@ class PhaseLog:
     current: str = HASH
     totals: dict[str, float] = field(default_factory=dict)
     """Seconds by phase."""
+    most_spans: int = MAX_SPANS
+    """0 when nobody records spans: then none are made."""
     _spans: list[Span] = field(default_factory=list)
 
     def enter(self, name: str, now: float) -> None:
@@ -80,12 +82,12 @@ class PhaseLog:
 
     def note(self, name: str, start: float, end: float, attributes: Attributes = (), parent: str = ADMISSION) -> None:
         """Keep a span of a part that has ended; children before their parent."""
-        if len(self._spans) < MAX_SPANS:
+        if len(self._spans) < self.most_spans:
             self._spans.append(Span(self.request_id, name, start, end, attributes, parent))
 
     def room_for(self, spans: int) -> bool:
         """Whether `spans` more are kept: a parent must not be lost when its children were kept."""
-        return len(self._spans) + spans <= MAX_SPANS
+        return len(self._spans) + spans <= self.most_spans
 
     def flush(self) -> list[Span]:
         """The spans kept so far, in the order noted; the log forgets them."""

@@ -8,6 +8,7 @@ try can leak into the next. Does not own queues or rounds: those refer to reques
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from wavepp_controller.core import phases
@@ -18,6 +19,8 @@ from wavepp_proto.hashing import HashScope, blocks_for, reuse_cap
 from wavepp_proto.terms import Attempt, DaemonKey, HoldKey, PrefillRequest, RequestId, StageIndex, WaveOrdinal
 
 STORY_LINES = 64
+Step = tuple[float, RequestState, RequestInput, RequestState, Attempt]
+"""When, from which state, by what, to which, in which attempt."""
 FIRST_ATTEMPT = Attempt(1)
 NO_PLACE = -1
 
@@ -121,7 +124,7 @@ class Request:
     place: int = NO_PLACE
     """In first-come order, given when it first became ready."""
     current: Try = field(default_factory=Try)
-    story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_LINES))
+    story: deque[Step] = field(default_factory=lambda: deque(maxlen=STORY_LINES))
 
     @property
     def id(self) -> RequestId:
@@ -159,9 +162,14 @@ class Request:
     def advance(self, given: RequestInput, now: float) -> None:
         """Take `given`; IllegalTransition if the table says that it cannot happen."""
         before = self.state
-        self.state = next_state(self.id, before, given, self.story)
-        self.story.append(f"{now:.6f} {before.value} --{given.value}--> {self.state.value} (attempt {self.attempt})")
+        self.state = next_state(self.id, before, given, self.told())
+        self.story.append((now, before, given, self.state, self.attempt))
         self.phases.enter(self._phase(), now)
+
+    def told(self) -> Iterator[str]:
+        """The story in words, a line for each step."""
+        for now, before, given, after, attempt in self.story:
+            yield f"{now:.6f} {before.value} --{given.value}--> {after.value} (attempt {attempt})"
 
     def requeue(self) -> None:
         """Its formation ended while it held nothing, and daemons forgot what was announced."""

@@ -51,6 +51,8 @@ def round_lost(request: Request, lost: OpenRound, now: float) -> None:
 def admission(request: Request, pipeline: PipelineId, outcome: str, now: float) -> list[Span]:
     """Everything under the admission span, then the span itself."""
     log, current = request.phases, request.current
+    if not log.most_spans:
+        return []
     if current.differed_at is not None:
         log.note(phases.RECONCILE, current.differed_at, now, ((phases.ENDPOINT, current.endpoint),))
     attributes: list[tuple[str, str | int | float | bool]] = [
@@ -73,13 +75,16 @@ def admission(request: Request, pipeline: PipelineId, outcome: str, now: float) 
     return [*log.flush(), Span(request.id, phases.ADMISSION, log.begun, now, tuple(attributes))]
 
 
-def finish(request: Request, outcome: str, now: float) -> Span:
+def finish(request: Request, outcome: str, now: float) -> list[Span]:
+    """What is left in the log, then the span that ends the request."""
+    if not request.phases.most_spans:
+        return []
     attributes: Attributes = (
         (phases.REQUEST_ID, request.id),
         (phases.ATTEMPT, request.attempt),
         (phases.OUTCOME, outcome),
     )
-    return Span(request.id, phases.FINISH, now, now, attributes)
+    return [*request.phases.flush(), Span(request.id, phases.FINISH, now, now, attributes)]
 
 
 def _round(request: Request, done: OpenRound, now: float) -> None:

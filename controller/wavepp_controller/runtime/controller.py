@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any
 
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -65,7 +66,7 @@ class Controller:
         """Bind, serve and begin to campaign; returns at once, leadership comes when it comes."""
         settings = self.settings
         spans = RequestSpans(self._tracer)
-        self.machine = ControllerMachine(settings.config)
+        self.machine = ControllerMachine(replace(settings.config, traced=self._tracer.recording))
         self.observer = Observer(self.machine, self._tracer)
         self.shell = ControllerShell(self.machine, settings.client_security, spans, self.observer)
 
