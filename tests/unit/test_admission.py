@@ -372,23 +372,38 @@ def test_round_is_resolved_by_release_on_all_when_its_deadline_passes() -> None:
     assert pipeline.nothing_held()
 
 
-def test_release_follows_on_the_same_stream_when_a_request_is_cancelled_in_its_round() -> None:
+def test_release_follows_its_round_when_a_request_is_cancelled_in_it() -> None:
     pipeline = FakePipeline()
     pipeline.hold = {SendRound}
     pipeline.submit("a", 40)
     pipeline.cancel("a")
     assert pipeline.reason("a") == "CANCELLED"
+    assert [len(rounds(pipeline, stage)) for stage in (0, 1)] == [1, 1]
+    pipeline.hold = set()
+    pipeline.release_held()
     for stage in (0, 1):
         first, second = rounds(pipeline, stage)
         assert ([p.key for p in first.prepares], first.fence.ordinal) == ([key("a")], 1)
         assert ([r.key for r in second.releases], second.fence.ordinal) == ([key("a")], 2)
         assert second.releases[0].ended
-    pipeline.hold = set()
-    pipeline.release_held()
     assert isinstance(pipeline.outcome("a"), Failed)
     assert pipeline.nothing_held()
     pipeline.submit("b", 20)
     assert isinstance(pipeline.outcome("b"), Finished)
+
+
+def test_releases_go_with_the_next_round_when_one_is_open_and_another_waits() -> None:
+    pipeline = FakePipeline()
+    pipeline.hold = {SendRound}
+    pipeline.submit("a", 40)
+    pipeline.submit("b", 20)
+    pipeline.cancel("a")
+    pipeline.hold = set()
+    pipeline.release_held()
+    for stage in (0, 1):
+        _, second, *_ = rounds(pipeline, stage)
+        assert ([r.key for r in second.releases], [p.key for p in second.prepares]) == ([key("a")], [key("b")])
+    assert pipeline.nothing_held()
 
 
 def test_formation_ends_when_a_daemon_votes_on_what_it_was_not_asked() -> None:

@@ -110,16 +110,19 @@ class Admission:
             self._wait(request, RequestInput.ROUND_LOST, now)
 
     def pump(self, now: float) -> None:
-        """Begin the next round if there is one to begin; else send pending releases alone."""
+        """Begin the next round if there is one to begin; else send pending releases alone.
+
+        While a round is open they wait for the next, which frees what they held before it asks for more.
+        """
+        if self._rounds.open is not None:
+            return
         releases, self._releases = self._releases, []
-        if self._rounds.open is None:
-            revising = [r for r in self.holders.values() if r.current.revise_to is not None]
-            revising = revising[: limits.MAX_ROUND_ENTRIES]
-            preparing = self._choose(limits.MAX_ROUND_ENTRIES - len(revising), now)
-            if revising or preparing:
-                self._begin(revising, preparing, releases, now)
-                return
-        if releases:
+        revising = [r for r in self.holders.values() if r.current.revise_to is not None]
+        revising = revising[: limits.MAX_ROUND_ENTRIES]
+        preparing = self._choose(limits.MAX_ROUND_ENTRIES - len(revising), now)
+        if revising or preparing:
+            self._begin(revising, preparing, releases, now)
+        elif releases:
             self._out.count("rounds_release_only")
             self._out.send(*self._rounds.release_only(releases))
 
@@ -139,7 +142,7 @@ class Admission:
             findings.append("a request that ended is still ready or holds something")
         if len(self.holders) > self._config.lanes:
             findings.append(f"{len(self.holders)} holders are more than {self._config.lanes} lanes")
-        if self._releases:
+        if self._releases and opened is None:
             findings.append("releases were not sent")
         idle = opened is None and not self.holders and not self._formation.draining
         if idle and (head := self.ready.head) is not None and head.state is RequestState.HINTED:
