@@ -131,3 +131,14 @@ def test_up_names_the_stage_and_stops_within_its_limit_when_it_never_registers(t
         assert up.ended() == 1
         assert "did not form within 20 s: no daemon for stage 1" in up.said
         up.nothing_is_left()
+
+
+def test_up_says_so_and_serves_on_when_its_etcd_dies(tmp_path: Path) -> None:
+    with Up(tmp_path, *SMALL, *_listen()) as up:
+        os.kill(up.serving()["pids"]["etcd"], signal.SIGKILL)
+        eventually_sync(lambda: "etcd ended" in up.said)
+        answer = wavepp(tmp_path, "prefill", "--tokens", "1,2,3", "--json")
+        assert json_lines(answer)[0]["first_token"] == expected_first_token([1, 2, 3], VOCABULARY)
+        up.signal(signal.SIGINT)
+        assert up.ended() == 0, up.said
+        up.nothing_is_left()

@@ -151,7 +151,11 @@ async def _watch(local: LocalCluster, stop: asyncio.Event, talk: Console) -> Non
 
     addresses = {d.key.stage: d.address for p in (await local.status()).pipelines for d in p.daemons}
     restarts = dict.fromkeys(range(local.plan.stages), 0)
+    etcd_ended = False
     while not stop.is_set():
+        if local.etcd is not None and not local.etcd.alive and not etcd_ended:
+            etcd_ended = True
+            talk.print("etcd ended: what serves goes on serving, but nothing can join any more", highlight=False)
         for stage, child in [(s, local.children[f"stage-{s}"]) for s in restarts]:
             if child.alive:
                 continue

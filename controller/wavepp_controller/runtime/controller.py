@@ -24,7 +24,7 @@ from wavepp_controller.runtime.request_spans import RequestSpans
 from wavepp_controller.runtime.settings import ControllerSettings
 from wavepp_controller.runtime.shell import ControllerShell
 from wavepp_proto.runtime.channels import advertise_address, bind_server, new_server
-from wavepp_proto.runtime.election import Leadership
+from wavepp_proto.runtime.election import Authority, Leadership
 from wavepp_proto.runtime.logs import get_log
 from wavepp_proto.runtime.loop_probe import probe_loop
 from wavepp_proto.runtime.membership import MemberUp, MemberWatch
@@ -35,6 +35,9 @@ from wavepp_proto.runtime.tracing import Tracer, TraceSettings
 from wavepp_proto.v1 import admin_pb2, admin_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 
 log = get_log(__name__)
+
+OUTDATED_PAUSE_S = 1.0
+"""Before campaigning again when a daemon has seen a newer authority."""
 
 
 class Controller:
@@ -129,9 +132,22 @@ class Controller:
         while True:
             authority = await self.leadership.campaign()
             self.shell.post(ev.LeadershipWon(authority.epoch, time.monotonic()))
-            await authority.lost.wait()
+            await self._until_deposed(authority)
             log.warning("leadership lost", epoch=authority.epoch)
             await self.shell.stand_down()
+
+    async def _until_deposed(self, authority: Authority) -> None:
+        """Until etcd names another leader, or a daemon has seen a newer one."""
+        self.shell.outdated.clear()
+        ends = [asyncio.create_task(event.wait()) for event in (authority.lost, self.shell.outdated)]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in ends:
+                task.cancel()
+        if self.shell.outdated.is_set():
+            # Not at once: a store that lost its history would have us campaign in a tight loop.
+            await asyncio.sleep(OUTDATED_PAUSE_S)
 
     async def _watch_members(self) -> None:
         async for change in self.members.changes():

@@ -20,7 +20,7 @@ from wavepp_controller.runtime.hashing import hash_prompt
 from wavepp_controller.runtime.observability import Observer
 from wavepp_controller.runtime.request_spans import RequestSpans
 from wavepp_proto import convert
-from wavepp_proto.errors import ControllerUnavailable, WaveppError, from_info
+from wavepp_proto.errors import ControllerUnavailable, StaleMessage, WaveppError, from_info
 from wavepp_proto.runtime.channels import ClientSecurity
 from wavepp_proto.runtime.logs import get_log
 from wavepp_proto.terms import DaemonKey, Failed, Finished, JoinPlan, PipelineId, PrefillEvent, RequestId, WaveCommand
@@ -47,6 +47,8 @@ class ControllerShell:
         self._reforms: dict[str, asyncio.Future[WaveppError | None]] = {}
         self.changed = asyncio.Event()
         """Set whenever something an operator can see has changed."""
+        self.outdated = asyncio.Event()
+        """Set when a daemon has seen a newer authority than ours: campaign again."""
         self.failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         """Done when the core broke one of its own rules: the process must end."""
 
@@ -199,6 +201,8 @@ class ControllerShell:
         try:
             reply = await link.join()
         except WaveppError as error:
+            if error.reason == StaleMessage.reason and error.fields.get("field") == "epoch":
+                self.outdated.set()
             await self._drop(link)
             failed = ev.JoinFailed(plan.key, plan.fence.formation, error.info(), time.monotonic())
             self.post(failed)

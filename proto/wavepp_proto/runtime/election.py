@@ -3,8 +3,9 @@
 The epoch is the key's create revision, so each authority has a higher one than all before it.
 `Leadership` is used by the controller; `leader_address` by whoever wants to find it.
 
-Safety does not rest on clocks: a leader that was paused past its TTL may believe in itself for a
-moment, and daemons refuse its epoch as soon as they have seen the next one.
+Safety rests on the epoch, not on clocks: a leader goes on while the store is away (losing etcd must
+stop nothing that runs), and daemons refuse it as soon as they have seen the next one's higher epoch.
+A key that expired meanwhile is claimed again under the same authority, unless somebody else leads.
 """
 
 from __future__ import annotations
@@ -12,16 +13,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from typing import Any
 
 from wavepp_proto import limits
 from wavepp_proto.runtime.backoff import Backoff
 from wavepp_proto.runtime.logs import get_log
 from wavepp_proto.runtime.membership import RELIST_S
 from wavepp_proto.runtime.record import leader_key
-from wavepp_proto.runtime.store import STORE_TROUBLE, Item, LeaseGone, LeaseId, MembershipStore, RevisionCompacted
+from wavepp_proto.runtime.store import (
+    STORE_TROUBLE,
+    Claim,
+    Item,
+    LeaseGone,
+    LeaseId,
+    MembershipStore,
+    RevisionCompacted,
+)
 from wavepp_proto.terms import Epoch
 
 _log = get_log(__name__)
@@ -40,7 +47,7 @@ class Authority:
 
     epoch: Epoch
     lost: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once the key is gone, or the lease could not be refreshed for a whole TTL, or on `resign`."""
+    """Set once somebody else leads, or on `resign`."""
 
 
 async def find_leader(store: MembershipStore, cluster: str) -> Leader | None:
@@ -109,7 +116,6 @@ class Leadership:
         if standing is not None and (standing.lease is None or standing.lease != self._lease):
             _log.info("another controller leads", leader=standing.value.decode(), epoch=standing.create_revision)
             await self._until_gone(standing.create_revision)
-        asked_at = asyncio.get_running_loop().time()
         if self._lease is None:
             self._lease = await self._store.grant(self._ttl_s)
         else:
@@ -120,45 +126,65 @@ class Leadership:
             return None
         self._backoff.reset()
         authority = self._authority = Authority(Epoch(claim.item.create_revision))
-        self._holding = asyncio.create_task(self._hold(authority, self._lease, asked_at), name="leadership")
+        holding = self._hold(authority, self._lease, claim.item.create_revision)
+        self._holding = asyncio.create_task(holding, name="leadership")
         _log.info("leading", epoch=authority.epoch, address=self._address)
         return authority
 
-    async def _hold(self, authority: Authority, lease: LeaseId, refreshed_at: float) -> None:
-        """Until the lease or the key is lost, whichever is first; then say so."""
-        duties: tuple[Coroutine[Any, Any, None], ...] = (
-            self._refresh_until_lost(lease, refreshed_at),
-            self._until_gone(authority.epoch),
-        )
-        tasks = [asyncio.create_task(duty) for duty in duties]
+    async def _hold(self, authority: Authority, lease: LeaseId, create_revision: int) -> None:
+        """Until somebody else leads. A key that only expired is claimed again, under the same authority."""
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            while True:
+                await self._until_lease_or_key_is_gone(lease, create_revision)
+                lease, claim = await self._claim_again()
+                if claim.item.lease != lease:
+                    _log.warning("another controller leads", leader=claim.item.value.decode())
+                    return
+                _log.info("leader key claimed again", epoch=authority.epoch)
+                create_revision = claim.item.create_revision
         finally:
             authority.lost.set()
             _log.warning("leadership ended", epoch=authority.epoch)
+
+    async def _until_lease_or_key_is_gone(self, lease: LeaseId, create_revision: int) -> None:
+        tasks = [
+            asyncio.create_task(self._refresh_until_gone(lease)),
+            asyncio.create_task(self._until_gone(create_revision)),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _refresh_until_lost(self, lease: LeaseId, refreshed_at: float) -> None:
-        """Return when a whole TTL passed since the last refresh was SENT, or the lease is gone."""
-        loop = asyncio.get_running_loop()
-        backoff = Backoff(rng=self._rng)
+    async def _claim_again(self) -> tuple[LeaseId, Claim]:
+        """A new lease, and the key under it unless somebody has it; however long the store is away."""
+        while True:
+            try:
+                lease = self._lease = await self._store.grant(self._ttl_s)
+                return lease, await self._store.create_if_absent(self._key, self._address.encode(), lease)
+            except LeaseGone:
+                continue
+            except STORE_TROUBLE as error:
+                _log.warning("leadership waits for the store", error=str(error))
+                await asyncio.sleep(self._backoff.next_s())
+
+    async def _refresh_until_gone(self, lease: LeaseId) -> None:
+        """Return when the store says that the lease is gone; an unreachable store proves nothing."""
         pause_s = 0.0
-        with contextlib.suppress(TimeoutError, LeaseGone):
-            while True:
-                async with asyncio.timeout_at(refreshed_at + self._ttl_s):
-                    await asyncio.sleep(pause_s)
-                    sent_at = loop.time()
-                    try:
-                        await self._store.keep_alive(lease)
-                    except STORE_TROUBLE as error:
-                        _log.warning("leadership waits for the store", error=str(error))
-                        pause_s = backoff.next_s()
-                    else:
-                        refreshed_at = sent_at
-                        pause_s = self._ttl_s / 3 * self._rng.uniform(0.8, 1.0)
-                        backoff.reset()
+        while True:
+            await asyncio.sleep(pause_s)
+            try:
+                await self._store.keep_alive(lease)
+            except LeaseGone:
+                return
+            except STORE_TROUBLE as error:
+                _log.warning("leadership waits for the store", error=str(error))
+                pause_s = self._backoff.next_s()
+            else:
+                self._backoff.reset()
+                pause_s = self._ttl_s / 3 * self._rng.uniform(0.8, 1.0)
 
     async def _until_gone(self, create_revision: int) -> None:
         """Return when the key no longer has this life; an unreachable store proves nothing."""

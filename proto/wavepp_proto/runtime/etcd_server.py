@@ -54,6 +54,10 @@ class EtcdServer:
         return self._process.pid
 
     @property
+    def alive(self) -> bool:
+        return self._process.returncode is None
+
+    @property
     def folder(self) -> Path:
         return self._folder.path
 
