@@ -5,7 +5,7 @@ controller's own, taken from each result. The bare fan-out runs between the roun
 that both see the same machine; every part says which share of the machine others took and what each
 process spent per request. Prints one JSON object; nothing is asserted.
 
-    scripts/bench-admission [--quick] [--only cores|rounds|rate|isolated ...]
+    scripts/bench-admission [--quick] [--only cores|rounds|rate|isolated|loop ...]
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.bench import hashing, hint, stage_core
+from tests.bench import hashing, hint, loop_delay, stage_core
 from tests.bench.grpc_floor import FanOut
 from tests.bench.meter import Meter
 from wavepp import AsyncClient, PrefillResult
@@ -202,8 +202,9 @@ async def main() -> None:
     parts: dict[str, list[Callable[[], Awaitable[Any]]]] = {
         "cores": [lambda: asyncio.to_thread(cores)],
         "rounds": [lambda: one_round(4, 100 // share), lambda: one_round(8, 100 // share)],
-        "rate": [lambda: rate(4, 20 / share, 16), lambda: rate(4, 20 / share, 64)],
+        "rate": [lambda at=at: rate(4, 20 / share, at) for at in (16, 64, 256)],  # type: ignore[misc]
         "isolated": [lambda: isolated(8, 100 // share)],
+        "loop": [lambda: loop_delay.measure(20 / share)],
     }
     report: dict[str, Any] = {
         "machine": platform.platform(),
