@@ -1,13 +1,12 @@
 """Two ways to stop: leave the stream, or cancel by id from anywhere. Nothing stays held on any stage."""
 
 import asyncio
-import os
 
 import wavepp
 
 
 async def main() -> None:
-    async with wavepp.AsyncClient(os.environ.get("WAVEPP_CONTROLLER", "127.0.0.1:7411")) as client:
+    async with wavepp.AsyncClient() as client:
         async with client.stream([1] * 1000) as stream:
             print(f"left after {type(await anext(stream)).__name__}")
 

@@ -1,15 +1,13 @@
 """One request as it happens: where it waits, what the stages agreed on, how far it is."""
 
 import asyncio
-import os
 
 import wavepp
 
 
 async def main() -> None:
-    address = os.environ.get("WAVEPP_CONTROLLER", "127.0.0.1:7411")
     async with (
-        wavepp.AsyncClient(address) as client,
+        wavepp.AsyncClient() as client,
         client.stream([1] * 1000, priority=3, deadline=30) as stream,
     ):
         print(f"request {stream.request_id}, trace {stream.trace_id}")

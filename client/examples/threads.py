@@ -1,12 +1,11 @@
 """A blocking client shared by threads: one channel, one retry budget."""
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 
 import wavepp
 
 with (
-    wavepp.Client(os.environ.get("WAVEPP_CONTROLLER", "127.0.0.1:7411"), deadline=30) as client,
+    wavepp.Client(deadline=30) as client,
     ThreadPoolExecutor(4) as threads,
 ):
     prompts = [list(range(1, 100 + number)) for number in range(4)]

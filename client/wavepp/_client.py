@@ -13,6 +13,7 @@ from typing import Final, Self, TypedDict, TypeVar, Unpack
 
 from wavepp import _request
 from wavepp._many import in_completion_order
+from wavepp._paths import default_address
 from wavepp._prompt import pack
 from wavepp._retry import Retrier, RetryPolicy
 from wavepp._status import ClusterStatus
@@ -27,7 +28,6 @@ from wavepp_proto.runtime.tracing import Tracer, TraceSettings
 
 T = TypeVar("T")
 
-DEFAULT_ADDRESS: Final = "127.0.0.1:7411"
 SERVICE: Final = "wavepp-client"
 DEFAULT_RETRY: Final = RetryPolicy()
 
@@ -53,7 +53,7 @@ class AsyncClient:
 
     def __init__(
         self,
-        address: str = DEFAULT_ADDRESS,
+        address: str | None = None,
         *,
         tls: ClientSecurity | None = None,
         tokenizer: str | PathLike[str] | Tokenizer | None = None,
@@ -63,18 +63,19 @@ class AsyncClient:
         tracing: Tracer | TraceSettings | None = None,
     ) -> None:
         """
-        `address`: host:port of the controller. `tls`: PEM files; None = plain text.
+        `address`: host:port of the controller; None takes WAVEPP_CONTROLLER, else the cluster that `wavepp up` runs
+        here, else 127.0.0.1:7411. `tls`: PEM files; None = plain text.
         `tokenizer`: model folder, tokenizer.json or object for text prompts; None asks the controller for its folder.
         `deadline`: seconds a request may take unless it says otherwise.
         `grace`: seconds past its deadline until the client stops waiting for the controller to end a request.
         `tracing`: where spans go; None takes OpenTelemetry's environment variables, without which nothing is exported.
         A Tracer stays the caller's to close.
         """
-        self._address = address
+        self._address = address or default_address()
         self._security = tls or PLAIN_CLIENT
         self._deadline = _request.check_seconds("deadline", deadline)
         self._grace = _request.check_seconds("grace", grace)
-        self._host = parse_address(address)
+        self._host = parse_address(self._address)
         self._retrier = Retrier(retry)
         self._tokenizers = Tokenizers(tokenizer, self.describe)
         self._owns_tracer = not isinstance(tracing, Tracer)

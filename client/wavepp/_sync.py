@@ -10,7 +10,7 @@ import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from typing import Self, TypeVar, Unpack
 
-from wavepp._client import DEFAULT_ADDRESS, AsyncClient, ClientOptions
+from wavepp._client import AsyncClient, ClientOptions
 from wavepp._loop_thread import LoopThread
 from wavepp._status import ClusterStatus
 from wavepp._stream import PrefillStream
@@ -28,7 +28,7 @@ class Client:
     Ctrl-C during a call cancels its request. Not usable from its own callbacks or across a fork.
     """
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, **options: Unpack[ClientOptions]) -> None:
+    def __init__(self, address: str | None = None, **options: Unpack[ClientOptions]) -> None:
         """The settings are those of `AsyncClient`."""
         self._client = AsyncClient(address, **options)
         self._thread = LoopThread("wavepp-client")
