@@ -19,12 +19,18 @@ MAX_PROMPT_TOKENS: Final = 4 * 1024 * 1024
 MAX_REQUEST_ID_CHARS: Final = 128
 MAX_NAME_CHARS: Final = 256
 """Pipelines, salts, adapters, model names."""
+MAX_TRACEPARENT_CHARS: Final = 64
+"""The W3C form has 55; a later version may add fields behind them."""
+MAX_TRACESTATE_CHARS: Final = 512
+"""What W3C asks everybody to pass on. Both travel in every frame of an announcement."""
 MAX_LANES: Final = 128
 """Rows of one wave: the width of the void bitmap."""
 MAX_ROUND_ENTRIES: Final = 32
 MAX_ANNOUNCE_FRAMES: Final = 32
 """Frames in one Announce message: bounds what it keeps an event loop busy with."""
 MAX_TOP_LOGPROBS: Final = 64
+MIN_TEMPERATURE: Final = 1e-4
+"""Smallest but 0, which is greedy: logits divided by a tinier one leave the range of a float."""
 MAX_VOCABULARY: Final = 512 * 1024
 """Bounds a full logits row to 2 MiB, within one message."""
 MAX_DIGEST_HASHES: Final = 1024
@@ -33,12 +39,16 @@ DIGEST_BACKLOG_HASHES: Final = 64 * 1024
 """A reader further behind than this gets a fresh snapshot."""
 MAX_BLOCK_TOKENS: Final = 1024
 MAX_STAGES: Final = 64
+MAX_POOL_BLOCKS: Final = 1 << 30
+"""Blocks of one stage's pool: block numbers stay within 32 bits."""
 MAX_TOMBSTONES: Final = 4096
 MAX_PRIORITY: Final = 9
 MIN_PRIORITY: Final = -9
 
 # Queues
 MAX_QUEUED_REQUESTS: Final = 1024
+MAX_PENDING_CALLS: Final = 16 * 1024
+"""Calls of one server that no handler has taken up yet."""
 MAX_QUEUED_TOKENS: Final = 64 * 1024 * 1024
 
 # Time (ms on the wire, s in code that waits)
@@ -86,6 +96,9 @@ SERVER_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.http2.min_ping_interval_without_data_ms", SERVER_MIN_PING_INTERVAL_MS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_ping_strikes", 2),
+    # By default gRPC drops calls beyond 1000 that wait for a handler, as CANCELLED: our own, typed limit must come first.
+    ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
     # Two servers must never share one port by accident.
     ("grpc.so_reuseport", 0),
 )

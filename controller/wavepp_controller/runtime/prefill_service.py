@@ -120,7 +120,7 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
                 if isinstance(event, Finished | Failed):
                     return
         finally:
-            self._shell.close_request(request_id)
+            self._shell.close_request(request_id, queue)
 
 
 async def _assemble(assembler: convert.PromptAssembler, frames: AsyncIterator[pb.SubmitRequest]) -> PrefillRequest:

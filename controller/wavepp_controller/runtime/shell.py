@@ -102,9 +102,11 @@ class ControllerShell:
     def is_open(self, request_id: RequestId) -> bool:
         return request_id in self._outboxes
 
-    def close_request(self, request_id: RequestId) -> None:
+    def close_request(self, request_id: RequestId, queue: asyncio.Queue[PrefillEvent]) -> None:
         """The client is gone or has its answer; a live request is cancelled."""
-        if self._outboxes.pop(request_id, None) is not None:
+        # The id may live a next life by now: only the stream that opened this one may end it.
+        if self._outboxes.get(request_id) is queue:
+            del self._outboxes[request_id]
             self.post(ev.Cancel(request_id, time.monotonic()))
 
     async def reform(self, event: ev.ReformAsked) -> None:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from wavepp_proto import convert
 from wavepp_proto.errors import StaleMessage, WaveppError
 from wavepp_proto.runtime.context import Context
-from wavepp_proto.terms import AnnounceAck, AnnounceFrame
+from wavepp_proto.terms import AnnounceAck, AnnounceFrame, Fence
 from wavepp_proto.v1 import admission_pb2 as pb
 from wavepp_proto.v1 import admission_pb2_grpc, digest_pb2, digest_pb2_grpc
 from wavepp_stage.core.events import Announced, InventoryAsked, InventoryTaken, RoundArrived, SendAck, SendVotes
@@ -27,16 +27,24 @@ DIGEST_COALESCE_S = 0.01
 
 
 class Successor:
-    """At most one live stream of a kind: the newest. `superseded` of the older ones is set."""
+    """At most one live stream of a kind: the newest that showed the present fence."""
 
     def __init__(self) -> None:
         self._current: asyncio.Event | None = None
 
-    def open(self) -> asyncio.Event:
-        if self._current is not None:
-            self._current.set()
-        self._current = asyncio.Event()
-        return self._current
+    def admit(self, core: CoreShell, fence: Fence, superseded: asyncio.Event | None) -> asyncio.Event:
+        """Let one message of a stream in; its first one closes the predecessor, if the fence is ours.
+
+        A stranger's stream changes nothing: raises StaleMessage before anything is superseded, and for
+        a stream that was itself superseded. Returns the event to pass in with the next message."""
+        core.read(lambda machine: machine.check_reader(fence))
+        if superseded is None:
+            if self._current is not None:
+                self._current.set()
+            superseded = self._current = asyncio.Event()
+        if superseded.is_set():
+            raise StaleMessage("a newer stream of this kind was opened", field="stream", value="superseded")
+        return superseded
 
 
 class AdmissionService(admission_pb2_grpc.StageAdmissionServicer):
@@ -49,11 +57,12 @@ class AdmissionService(admission_pb2_grpc.StageAdmissionServicer):
     async def Announce(
         self, request_iterator: AsyncIterator[pb.AnnounceRequest], context: Context
     ) -> AsyncIterator[pb.AnnounceResponse]:
-        superseded = self._announces.open()
+        superseded: asyncio.Event | None = None
         try:
             async for message in request_iterator:
-                _still_current(superseded)
-                acks = self._announced(convert.announce_frames_from_pb(message))
+                frames = convert.announce_frames_from_pb(message)
+                superseded = self._announces.admit(self._core, frames[0].fence, superseded)
+                acks = self._announced(frames)
                 if acks:
                     behind = tuple(ack.key for ack in acks[1:])
                     yield convert.announce_ack_to_pb(replace(acks[0], behind=behind))
@@ -67,12 +76,12 @@ class AdmissionService(admission_pb2_grpc.StageAdmissionServicer):
         return [action.ack for action in actions if isinstance(action, SendAck)]
 
     async def PinReserve(self, request_iterator: AsyncIterator[pb.Round], context: Context) -> AsyncIterator[pb.Votes]:
-        superseded = self._rounds.open()
+        superseded: asyncio.Event | None = None
         try:
             async for message in request_iterator:
-                _still_current(superseded)
                 started_ns = time.time_ns()
                 round_ = convert.round_from_pb(message)
+                superseded = self._rounds.admit(self._core, round_.fence, superseded)
                 for action in self._core.post(RoundArrived(round_, time.monotonic())):
                     if isinstance(action, SendVotes):
                         ended_ns = time.time_ns()
@@ -103,12 +112,11 @@ class DigestService(digest_pb2_grpc.StageDigestServicer):
         self._changed.set()
 
     async def Watch(self, request: digest_pb2.WatchDigestRequest, context: Context) -> AsyncIterator[digest_pb2.Digest]:
-        superseded = self._watches.open()
+        superseded: asyncio.Event | None = None
         try:
             fence, seq = convert.watch_digest_from_pb(request)
-            self._core.read(lambda machine: machine.check_reader(fence))
             while True:
-                _still_current(superseded)
+                superseded = self._watches.admit(self._core, fence, superseded)
                 self._changed.clear()
                 for digest in self._core.digests_since(seq):
                     seq = digest.seq
@@ -117,8 +125,3 @@ class DigestService(digest_pb2_grpc.StageDigestServicer):
                 await asyncio.sleep(DIGEST_COALESCE_S)
         except WaveppError as error:
             await convert.abort(context, error)
-
-
-def _still_current(superseded: asyncio.Event) -> None:
-    if superseded.is_set():
-        raise StaleMessage("a newer stream of this kind was opened", field="stream", value="superseded")

@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable
 
 from wavepp_proto import convert, limits
-from wavepp_proto.errors import FormationEnded as FormationEndedError
-from wavepp_proto.errors import JoinRefused, WaveppError
+from wavepp_proto.errors import EngineFault, JoinRefused, WaveppError
 from wavepp_proto.runtime.context import Context
 from wavepp_proto.runtime.logs import get_log
 from wavepp_proto.terms import Fence, JoinPlan, JoinReply
@@ -82,6 +81,11 @@ class ControlService(control_pb2_grpc.StageControlServicer):
         except WaveppError as error:
             log.warning("join refused", reason=error.reason, error=error.message)
             await convert.abort(context, error)
+        except Exception as error:
+            # The controller decides by the type whether to try again, and shows the operator this message.
+            log.exception("join failed", error)
+            fault = EngineFault(f"the join failed: {type(error).__name__}: {error}", stage=self._settings.stage)
+            await convert.abort(context, fault)
         raise AssertionError("abort raises")
 
     async def _join(self, plan: JoinPlan) -> JoinReply:
@@ -135,6 +139,9 @@ class ControlService(control_pb2_grpc.StageControlServicer):
         for field, got, want in pairs:
             if got != want:
                 raise JoinRefused(f"{field} {got} is not {want}", field=field, value=got, limit=want)
+        if not 1 <= plan.pool_blocks <= limits.MAX_POOL_BLOCKS:
+            field, limit = "pool_blocks", f"1..{limits.MAX_POOL_BLOCKS}"
+            raise JoinRefused(f"{field} {plan.pool_blocks} is not in {limit}", field=field, value=plan.pool_blocks, limit=limit)
         if not 0 <= plan.first_layer < plan.last_layer <= mine.layers:
             band = f"{plan.first_layer}:{plan.last_layer}"
             raise JoinRefused(f"band {band} is not in the model", field="band", value=band, limit=f"0:{mine.layers}")
@@ -161,7 +168,9 @@ class ControlService(control_pb2_grpc.StageControlServicer):
 
     async def DrainStage(self, request: pb.DrainStageRequest, context: Context) -> pb.DrainStageResponse:
         try:
-            drained = await self._drain(request.deadline_ms / 1000)
-        except FormationEndedError as error:
+            fence, deadline_ms = convert.drain_stage_from_pb(request)
+            self._core.read(lambda machine: machine.check_reader(fence))
+            drained = await self._drain(deadline_ms / 1000)
+        except WaveppError as error:
             await convert.abort(context, error)
         return pb.DrainStageResponse(drained=drained)

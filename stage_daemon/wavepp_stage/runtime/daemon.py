@@ -79,12 +79,20 @@ class StageDaemon:
 
     async def run(self, stop: asyncio.Event, drain_s: float = 10.0) -> None:
         """Serve until `stop` is set, then drain for at most `drain_s` seconds and close."""
-        await self.start()
-        settle_heap()
+        starting = asyncio.create_task(self.start(), name="start")
+        stopped = asyncio.create_task(stop.wait(), name="stop")
         try:
-            await stop.wait()
-            await self.drain(drain_s)
+            # Loading takes long, and etcd may never come: a stop must not wait for either.
+            await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+                settle_heap()
+                await stopped
+                await self.drain(drain_s)
         finally:
+            for task in (starting, stopped):
+                task.cancel()
+            await asyncio.gather(starting, stopped, return_exceptions=True)
             await self.close()
 
     async def start(self) -> None:

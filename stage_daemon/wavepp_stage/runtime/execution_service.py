@@ -23,6 +23,8 @@ from wavepp_stage.runtime.admission_service import Successor
 from wavepp_stage.runtime.core_shell import CoreShell
 from wavepp_stage.runtime.executor import Executor
 
+OPENING_S: Final = 5.0
+"""Longest wait for the first message of a stream."""
 END: Final = "end"
 """The controller closed its side."""
 Said = WaveReport | WaveppError | str | None
@@ -57,14 +59,21 @@ class ExecutionService(execution_pb2_grpc.StageExecutionServicer):
     async def RunWaves(
         self, request_iterator: AsyncIterator[pb.WaveRequest], context: Context
     ) -> AsyncIterator[pb.WaveResponse]:
-        superseded = self._streams.open()
         try:
+            # The caller's first heartbeat shows its fence: until then nothing is superseded.
+            async with asyncio.timeout(OPENING_S):
+                opening = convert.wave_request_from_pb(await anext(request_iterator))
+            superseded = self._streams.admit(self._core, opening.fence, None)
             fence, heartbeat_ms, silence_ms = self._standing()
-        except StaleMessage as error:
+        except (TimeoutError, StopAsyncIteration):
+            await convert.abort(
+                context, StaleMessage("no heartbeat opened this stream", field="stream", value="silent")
+            )
+        except WaveppError as error:
             await convert.abort(context, error)
         outbox = self._outbox = asyncio.Queue()
         self.last_heard = time.monotonic()
-        reader = asyncio.create_task(self._read(request_iterator, outbox), name="run-waves-reader")
+        reader = asyncio.create_task(self._read(request_iterator, outbox, superseded), name="run-waves-reader")
         try:
             count, beat_at, said = 0, 0.0, None
             while said is not END and not superseded.is_set():
@@ -81,15 +90,19 @@ class ExecutionService(execution_pb2_grpc.StageExecutionServicer):
                     await convert.abort(context, said)
         finally:
             reader.cancel()
-            self._on_orphaned(fence, "the controller's wave stream ended")
+            if not superseded.is_set():
+                self._on_orphaned(fence, "the controller's wave stream ended")
 
-    async def _read(self, requests: AsyncIterator[pb.WaveRequest], outbox: asyncio.Queue[Said]) -> None:
+    async def _read(
+        self, requests: AsyncIterator[pb.WaveRequest], outbox: asyncio.Queue[Said], superseded: asyncio.Event
+    ) -> None:
         """Feed the core; what ends the stream goes into the outbox, behind the reports."""
         said: Said = END
         try:
             async for message in requests:
-                self.last_heard = time.monotonic()
                 body = convert.wave_request_from_pb(message)
+                self._streams.admit(self._core, body.fence, superseded)
+                self.last_heard = time.monotonic()
                 if isinstance(body, WaveCommand):
                     self._queue_wave(body)
         except WaveppError as error:

@@ -105,6 +105,8 @@ class GrpcLink:
             reason = "the next stage closed the link"
         except grpc.aio.AioRpcError as error:
             reason = str(convert.error_from_rpc(error))
+        except (grpc.aio.UsageError, asyncio.InvalidStateError):
+            reason = "the channel to the next stage was closed"
         finally:
             writer.cancel()
         if not self.closed:

@@ -46,7 +46,7 @@ class StageSettings:
         _between("stages", self.stages, 1, limits.MAX_STAGES)
         _between("stage", self.stage, 0, self.stages - 1)
         _between("block_tokens", self.block_tokens, 1, limits.MAX_BLOCK_TOKENS)
-        _between("pool_blocks", self.pool_blocks, 1, 1 << 30)
+        _between("pool_blocks", self.pool_blocks, 1, limits.MAX_POOL_BLOCKS)
         _between("wave_tokens", self.wave_tokens, self.block_tokens, 1 << 24)
         _between("lanes", self.lanes, 1, limits.MAX_LANES)
         if self.engine not in ENGINES:
