@@ -227,6 +227,8 @@ class FakePipeline:
         self.hold: set[type] = set()
         """Action types that nobody answers by itself."""
         self.held: list[Action] = []
+        self.devices: dict[int, str] = {}
+        """What a stage says in its next Join that it computes on."""
         self.deaf: set[int] = set()
         """Stages that answer nothing and send no heartbeat."""
         self.daemons: dict[DaemonKey, FakeDaemon] = {}
@@ -377,7 +379,17 @@ class FakePipeline:
         if plan.key.stage in self.deaf:
             return
         groups = (CacheGroup.ATTENTION,)
-        reply = JoinReply(plan.fence, plan.key, plan.pool_blocks, False, groups, 8, 64, daemon.capacity())
+        reply = JoinReply(
+            plan.fence,
+            plan.key,
+            plan.pool_blocks,
+            False,
+            groups,
+            8,
+            64,
+            daemon.capacity(),
+            device=self.devices.get(plan.key.stage, ""),
+        )
         self._handle(Joined(plan.key, plan.fence.formation, reply, self.now))
 
     def _run(self, wave: SendWave) -> None:

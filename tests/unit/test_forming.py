@@ -23,6 +23,7 @@ from wavepp_controller.core.events import (
     SendRound,
     StageShape,
 )
+from wavepp_proto import limits
 from wavepp_proto.terms import (
     DaemonKey,
     Epoch,
@@ -311,7 +312,10 @@ def test_pipeline_forms_at_once_with_other_bands_when_asked() -> None:
         ([StageShape(1, 2, 3)], {}, "last_layer"),
         ([StageShape(0, 0, 4), StageShape(1, 4, 4)], {}, "last_layer"),
         ([StageShape(2, 0, 1)], {}, "stage"),
+        ([StageShape(0, 0, 1), StageShape(0, 0, 2)], {}, "shapes"),
         ([StageShape(0, pool_blocks=0)], {}, "pool_blocks"),
+        ([StageShape(0, pool_blocks=limits.MAX_POOL_BLOCKS + 1)], {}, "pool_blocks"),
+        ([StageShape(1, pool_blocks=2**64 - 1)], {}, "pool_blocks"),
         ([], {"wave_tokens": 40}, "wave_tokens"),
         ([], {"wave_tokens": 8}, "wave_tokens"),
     ],
@@ -324,6 +328,26 @@ def test_reform_is_refused_and_nothing_ends_when_the_shape_does_not_fit(
     (refusal,) = pipeline.of(RefuseReform)
     assert dict(refusal.error.fields)["field"] == field
     assert status(pipeline) == ("serving", 1)
+
+
+def test_reform_over_nccl_is_refused_by_name_when_a_daemon_is_not_on_cuda() -> None:
+    pipeline = FakePipeline()
+    pipeline.devices = {0: "cuda:0", 1: "cpu"}
+    reform(pipeline)
+    reform(pipeline, link=LinkKind.NCCL)
+    (refusal,) = pipeline.of(RefuseReform)
+    named = dict(refusal.error.fields)
+    assert (named["field"], named["value"], named["stage"], named["device"]) == ("link", "nccl", "1", "cpu")
+    assert status(pipeline) == ("serving", 2)
+
+
+def test_reform_over_nccl_forms_when_every_daemon_is_on_cuda() -> None:
+    pipeline = FakePipeline()
+    pipeline.devices = {0: "cuda:0", 1: "cuda:1"}
+    reform(pipeline)
+    reform(pipeline, link=LinkKind.NCCL)
+    assert status(pipeline) == ("serving", 3)
+    assert {plan.link for plan in pipeline.of(FormPipeline)[-1].plans} == {LinkKind.NCCL}
 
 
 def test_reform_is_refused_when_the_pipeline_is_unknown() -> None:

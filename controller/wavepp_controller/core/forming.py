@@ -16,7 +16,7 @@ from wavepp_controller.core.outbox import Outbox
 from wavepp_controller.core.verdicts import PipelineFacts
 from wavepp_proto import limits
 from wavepp_proto.errors import FormationEnded, InvalidRequest, JoinRefused, WaveppError
-from wavepp_proto.terms import DaemonKey, Epoch, Formation, Incarnation, PipelineId, RoundOrdinal
+from wavepp_proto.terms import DaemonKey, Epoch, Formation, Incarnation, LinkKind, PipelineId, RoundOrdinal
 
 LOST_HOLD_S = 1.5 * limits.MEMBER_TTL_S
 """A lost incarnation that is still registered after this is alive, and may be asked to join again."""
@@ -113,12 +113,7 @@ class Forming:
         shapes = {**self._shapes, **{shape.stage: shape for shape in asked.shapes}}
         roster = self.roster(asked.now)
         first = next(iter(roster.records.values()), None)
-        for shape in asked.shapes:
-            if first is None or not 0 <= shape.stage < first.stages:
-                raise InvalidRequest(f"no stage {shape.stage}", field="stage", value=shape.stage)
-            if shape.pool_blocks is not None and shape.pool_blocks <= self._config.floor_blocks:
-                limit = self._config.floor_blocks + 1
-                raise InvalidRequest("the pool is too small", field="pool_blocks", value=shape.pool_blocks, limit=limit)
+        _check_shapes(asked.shapes, 0 if first is None else first.stages, self._config.floor_blocks + 1)
         terms = Terms(asked.link or self._terms.link, asked.wave_tokens or self._terms.wave_tokens)
         if first is not None:
             _check_wave_tokens(asked.wave_tokens, first.block_tokens)
@@ -126,9 +121,24 @@ class Forming:
             for bad in self.members.roster(shapes, asked.now).refused:
                 if bad.record.key not in refused:
                     raise bad.error
-            choose_link(roster.records, terms.link)
+            if choose_link(roster.records, terms.link) is LinkKind.NCCL:
+                self._check_devices()
         self._shapes, self._terms = shapes, terms
         self._failures = 0
+
+    def _check_devices(self) -> None:
+        """Link nccl moves CUDA memory only; a daemon tells its device when it joins, and refuses by itself before."""
+        for key, daemon in () if self.present is None else self.present.daemons.items():
+            device = "" if daemon.reply is None else daemon.reply.device
+            if device and not device.startswith("cuda"):
+                raise InvalidRequest(
+                    f"{key} computes on {device}, and link nccl needs cuda",
+                    field="link",
+                    value=LinkKind.NCCL.value,
+                    limit="cuda",
+                    stage=key.stage,
+                    device=device,
+                )
 
     def hurry(self, now: float) -> None:
         """The end was asked for: nothing to wait for."""
@@ -163,6 +173,22 @@ class Forming:
         self._failures += 1
         self._retry_at = now + pause / 1e3
         self.last_fault = cause
+
+
+def _check_shapes(shapes: tuple[StageShape, ...], stages: int, least_blocks: int) -> None:
+    """Each stage once, and pools that a daemon could have."""
+    seen: set[int] = set()
+    for shape in shapes:
+        if not 0 <= shape.stage < stages:
+            raise InvalidRequest(f"no stage {shape.stage}", field="stage", value=shape.stage, limit=stages)
+        if shape.stage in seen:
+            raise InvalidRequest(f"stage {shape.stage} is there twice", field="shapes", value=shape.stage, limit=1)
+        seen.add(shape.stage)
+        blocks, limit = shape.pool_blocks, f"{least_blocks}..{limits.MAX_POOL_BLOCKS}"
+        if blocks is not None and not least_blocks <= blocks <= limits.MAX_POOL_BLOCKS:
+            raise InvalidRequest(
+                f"pool_blocks {blocks} is not in {limit}", field="pool_blocks", value=blocks, limit=limit
+            )
 
 
 def _check_wave_tokens(wave_tokens: int | None, block_tokens: int) -> None:

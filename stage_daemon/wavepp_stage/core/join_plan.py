@@ -6,7 +6,7 @@ Owns these two questions only; what engines can load is theirs to refuse (engine
 from __future__ import annotations
 
 from wavepp_proto.errors import JoinRefused
-from wavepp_proto.limits import MAX_BLOCK_TOKENS, MAX_LANES, MAX_STAGES
+from wavepp_proto.limits import MAX_BLOCK_TOKENS, MAX_LANES, MAX_POOL_BLOCKS, MAX_STAGES
 from wavepp_proto.terms import JoinPlan
 
 
@@ -16,7 +16,7 @@ def check_plan(plan: JoinPlan) -> None:
         ("stages", plan.stages, 1, MAX_STAGES),
         ("stage", plan.key.stage, 0, plan.stages - 1),
         ("block_tokens", plan.block_tokens, 1, MAX_BLOCK_TOKENS),
-        ("pool_blocks", plan.pool_blocks, 1, None),
+        ("pool_blocks", plan.pool_blocks, 1, MAX_POOL_BLOCKS),
         ("floor_blocks", plan.floor_blocks, 0, plan.pool_blocks - 1),
         ("lanes", plan.lanes, 1, MAX_LANES),
         ("wave_tokens", plan.wave_tokens, 1, None),

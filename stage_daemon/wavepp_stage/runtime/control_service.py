@@ -139,9 +139,6 @@ class ControlService(control_pb2_grpc.StageControlServicer):
         for field, got, want in pairs:
             if got != want:
                 raise JoinRefused(f"{field} {got} is not {want}", field=field, value=got, limit=want)
-        if not 1 <= plan.pool_blocks <= limits.MAX_POOL_BLOCKS:
-            field, limit = "pool_blocks", f"1..{limits.MAX_POOL_BLOCKS}"
-            raise JoinRefused(f"{field} {plan.pool_blocks} is not in {limit}", field=field, value=plan.pool_blocks, limit=limit)
         if not 0 <= plan.first_layer < plan.last_layer <= mine.layers:
             band = f"{plan.first_layer}:{plan.last_layer}"
             raise JoinRefused(f"band {band} is not in the model", field="band", value=band, limit=f"0:{mine.layers}")
