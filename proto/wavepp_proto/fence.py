@@ -44,7 +44,8 @@ def check_epoch(fence: Fence, standing: Standing) -> None:
         check_fence(fence, standing, formation=False)
     if fence.epoch < standing.epoch:
         raise StaleMessage(
-            f"epoch {fence.epoch} is older than {standing.epoch}",
+            f"epoch {fence.epoch} is older than {standing.epoch}: another controller leads, "
+            "or etcd lost its history (then restart the stage daemons)",
             field="epoch",
             value=fence.epoch,
             limit=standing.epoch,

@@ -52,6 +52,11 @@ def test_epoch_is_installed_only_upwards_when_asked() -> None:
     assert caught.value.fields == {"field": "epoch", "value": "4", "limit": "5"}
 
 
+def test_old_epoch_is_refused_with_its_cures_when_it_may_not_be_installed() -> None:
+    with pytest.raises(StaleMessage, match=r"4 is older than 5: another controller leads.*restart the stage daemons"):
+        check_epoch(replace(FENCE, epoch=Epoch(4)), STANDING)
+
+
 def test_new_epoch_is_refused_when_it_speaks_to_another_incarnation() -> None:
     """A controller that knew an earlier life of this daemon must not fence the present one."""
     with pytest.raises(StaleMessage) as caught:
