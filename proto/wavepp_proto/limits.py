@@ -96,7 +96,7 @@ SERVER_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.http2.min_ping_interval_without_data_ms", SERVER_MIN_PING_INTERVAL_MS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_ping_strikes", 2),
-    # By default gRPC drops calls beyond 1000 that wait for a handler, as CANCELLED: our own, typed limit must come first.
+    # By default gRPC drops calls beyond 1000 that wait for a handler, as CANCELLED: our typed limit must come first.
     ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
     ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
     # Two servers must never share one port by accident.
