@@ -40,7 +40,7 @@ HOLD_KEY = st.builds(terms.HoldKey, NAME, ATTEMPT)
 TRACE = st.builds(terms.TraceContext, TEXT, TEXT)
 SAMPLING = st.builds(
     terms.Sampling,
-    st.floats(0.0, 1e300, allow_nan=False),
+    st.just(0.0) | st.floats(limits.MIN_TEMPERATURE, 1e300),
     U64,
     st.integers(0, limits.MAX_TOP_LOGPROBS),
     st.booleans(),

@@ -125,7 +125,13 @@ def trace_to_pb(trace: TraceContext) -> pb.TraceContext:
 
 
 def trace_from_pb(msg: pb.TraceContext) -> TraceContext:
-    return TraceContext(msg.traceparent, msg.tracestate)
+    """A part beyond its limit is left out, never refused: tracing must not fail a request."""
+    parent, state = msg.traceparent, msg.tracestate
+    if len(parent) > limits.MAX_TRACEPARENT_CHARS:
+        parent = ""
+    if len(state) > limits.MAX_TRACESTATE_CHARS:
+        state = ""
+    return TraceContext(parent, state)
 
 
 def fill_sampling(out: pb.Sampling, sampling: Sampling) -> None:
@@ -147,10 +153,16 @@ def sampling_from_pb(msg: pb.Sampling) -> Sampling:
 
 
 def sampling_checked(sampling: Sampling) -> Sampling:
-    """Temperature finite and >= 0, seed of 64 bits, top_logprobs within its limit; else InvalidRequest."""
+    """Temperature 0 or finite and >= MIN_TEMPERATURE, seed of 64 bits, top_logprobs within its limit.
+
+    Raises InvalidRequest naming field, value and limit.
+    """
     if not 0.0 <= sampling.temperature < math.inf:
         message = f"temperature is {sampling.temperature}, it must be finite and not negative"
         raise InvalidRequest(message, field="temperature", value=sampling.temperature, limit=0)
+    if 0.0 < sampling.temperature < limits.MIN_TEMPERATURE:
+        message = f"temperature is {sampling.temperature}, it must be 0 (greedy) or at least {limits.MIN_TEMPERATURE}"
+        raise InvalidRequest(message, field="temperature", value=sampling.temperature, limit=limits.MIN_TEMPERATURE)
     _check.at_most("seed", _check.at_least("seed", sampling.seed, 0), (1 << 64) - 1)
     top = _check.at_least("top_logprobs", sampling.top_logprobs, 0)
     _check.at_most("top_logprobs", top, limits.MAX_TOP_LOGPROBS)
