@@ -6,6 +6,9 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
+
+from wavepp_proto.errors import InvalidRequest
 
 DEFAULT_ADDRESS = "127.0.0.1:7411"
 """Where `wavepp up` listens unless the port is taken."""
@@ -24,6 +27,26 @@ def cache_dir() -> Path:
 def state_dir() -> Path:
     """Logs and the address of the cluster that `wavepp up` runs."""
     return _base("XDG_STATE_HOME", ".local/state") / "wavepp"
+
+
+def make_writable(field: str, folder: Path) -> None:
+    """Make `folder` unless it is there. Raises InvalidRequest if it cannot be, or no file can be made in it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidRequest(f"cannot make {folder}: {error.strerror}", field=field, value=str(folder)) from error
+    check_writable(field, folder)
+
+
+def check_writable(field: str, folder: Path) -> None:
+    """Raise InvalidRequest if no file can be made in `folder`: before the work, not after it."""
+    try:
+        # Permission bits do not tell: /proc and read-only mounts refuse root too.
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        message = f"cannot write into {folder}: {error.strerror}"
+        raise InvalidRequest(message, field=field, value=str(folder)) from error
 
 
 @dataclass(frozen=True, slots=True)

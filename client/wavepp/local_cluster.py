@@ -19,6 +19,7 @@ from pathlib import Path
 
 import grpc.aio
 
+from wavepp._paths import make_writable
 from wavepp.local_plan import LocalPlan
 from wavepp_proto.errors import PipelineUnavailable, WaveppError
 from wavepp_proto.runtime.channels import ClientSecurity, open_channel
@@ -67,10 +68,11 @@ class LocalCluster:
     async def start(self, say: Callable[[str], None] = lambda text: None) -> admin_pb2.StatusResponse:
         """Bring everything up; the first status in which the pipeline serves.
 
-        Raises PipelineUnavailable naming the process or stages that did not come up in time."""
+        Raises PipelineUnavailable naming the process or stages that did not come up in time, InvalidRequest
+        if the log folder cannot be written to."""
         deadline = time.monotonic() + self.plan.timeout_s
         try:
-            self.log_dir.mkdir(parents=True, exist_ok=True)
+            make_writable("log_dir", self.log_dir)
             if self.plan.etcd is None:
                 self.etcd = await EtcdServer.start()
                 say(f"etcd {self.etcd.binary.version} at {self.etcd.endpoint} (pid {self.etcd.pid})")

@@ -10,12 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from wavepp_proto import limits
 from wavepp_proto.errors import InvalidRequest
+from wavepp_proto.runtime.logs import check_level
+from wavepp_proto.runtime.options import link_kind
 
 
 @dataclass(frozen=True, slots=True)
 class LocalPlan:
-    """What to run. Sequences have one entry a stage, or one entry for all."""
+    """What to run. `pool_blocks` has one entry a stage, or one for all; `layers` one a stage, or none."""
 
     model: str
     engine: str = "torch"
@@ -49,12 +52,36 @@ class LocalPlan:
     def __post_init__(self) -> None:
         if self.engine == "torch" and not Path(self.model).is_dir():
             raise InvalidRequest(f"no model folder {self.model!r}", field="model", value=self.model)
-        if self.stages < 1:
-            raise InvalidRequest("a pipeline has at least one stage", field="stages", value=self.stages, limit=1)
-        for name in ("pool_blocks", "layers"):
+        _between("stages", self.stages, limits.MAX_STAGES)
+        for name, counts in (("pool_blocks", (1, self.stages)), ("layers", (0, self.stages))):
             given = len(getattr(self, name))
-            if given not in (0, 1, self.stages) or (name == "pool_blocks" and not given):
+            if given not in counts:
                 raise InvalidRequest(
-                    f"{name} needs one value, or one for each of {self.stages} stages",
-                    field=name, value=given, limit=self.stages,
-                )  # fmt: skip
+                    f"{name} has {given} values for {self.stages} stages", field=name, value=given, limit=self.stages
+                )
+        for blocks in self.pool_blocks:
+            _between("pool_blocks", blocks, limits.MAX_POOL_BLOCKS)
+        _check_bands(self.layers)
+        if self.link is not None:
+            link_kind(self.link)
+        check_level(self.log_level)
+
+
+def _between(field: str, value: int, most: int) -> None:
+    if not 1 <= value <= most:
+        raise InvalidRequest(f"{field} {value} is not in 1..{most}", field=field, value=value, limit=f"1..{most}")
+
+
+def _check_bands(layers: Sequence[str]) -> None:
+    """Bands must parse and tile from layer 0; how many layers the model has, the stages find out."""
+    expected = 0
+    for band in layers:
+        first, colon, last = band.partition(":")
+        if not (colon and first.isdecimal() and last.isdecimal()):
+            raise InvalidRequest(f"layers must be first:last, got {band!r}", field="layers", value=band)
+        if int(first) != expected or int(last) <= expected:
+            limit = f"{expected}:>{expected}"
+            raise InvalidRequest(
+                f"band {band} must begin at layer {expected} and not be empty", field="layers", value=band, limit=limit
+            )
+        expected = int(last)

@@ -57,13 +57,11 @@ def command(
     from wavepp_controller.runtime.settings import ControllerSettings
     from wavepp_proto.runtime.logs import configure
     from wavepp_proto.runtime.process import run_process
-    from wavepp_proto.terms import LinkKind
-
-    configure(log_level, log_json, role="controller")
 
     async def main(stop: asyncio.Event) -> None:
+        configure(log_level, log_json, role="controller")
         config = ControllerConfig(
-            wave_tokens=wave_tokens, policy=policy, link=LinkKind(link) if link else None, silence_ms=silence_ms,
+            wave_tokens=wave_tokens, policy=policy, link=opt.link_kind(link) if link else None, silence_ms=silence_ms,
             max_queued_requests=queue_requests,
         )  # fmt: skip
         settings = ControllerSettings(

@@ -73,9 +73,8 @@ def command(
     from wavepp_stage.runtime.daemon import StageDaemon
     from wavepp_stage.runtime.settings import StageSettings, parse_layers
 
-    configure(log_level, log_json, role="stage", stage=stage, pipeline=pipeline)
-
     async def main(stop: asyncio.Event) -> None:
+        configure(log_level, log_json, role="stage", stage=stage, pipeline=pipeline)
         settings = StageSettings(
             stage=stage, stages=stages, model=model, engine=engine, cluster=cluster, pipeline=pipeline,
             layers=parse_layers(layers) if layers else None,

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import typer.main
 from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.testing import CliRunner
 
 from tests.harness.command import json_lines, wavepp
 from wavepp.__main__ import build_app
+from wavepp.commands.up import RESTART_WINDOW_S, RESTARTS_PER_STAGE, Restarts
 from wavepp_proto import __version__
 
 COMMANDS = {"up", "prefill", "status", "doctor", "controller", "stage"}
@@ -95,6 +97,14 @@ def test_doctor_removes_the_caches_and_nothing_else_when_asked_to(tmp_path: Path
         pytest.param(("up", "--model", "emulated", "--pool-blocks", "a,b"), {}, 1, "pool_blocks", id="no pools"),
         pytest.param(("up", "--model", "/nowhere"), {}, 1, "no model folder", id="no model"),
         pytest.param(
+            ("controller", "--link", "foo"), {}, 1, "limit=none, gloo, nccl, grpc", id="no link of a controller"
+        ),
+        pytest.param(("controller", "--log-level", "loud"), {}, 1, "field=log_level", id="no level of a controller"),
+        pytest.param(
+            ("stage", "--stage", "0", "--stages", "1", "--model", "emulated", "--log-level", "loud"), {}, 1,
+            "limit=debug, info, warning, error", id="no level of a stage",
+        ),
+        pytest.param(
             ("controller", "--tls-cert", "/nowhere/cert.pem"), {}, 1, "field=tls_key", id="half a key pair"
         ),
     ],
@@ -107,6 +117,58 @@ def test_a_mistake_is_one_line_and_an_exit_status(
     assert said in finished.stderr
     assert "Traceback" not in finished.stderr
     assert finished.stdout == ""
+
+
+UP = ("up", "--model", "emulated", "--engine", "emulated", "--stages", "2", "--listen", "127.0.0.1:0")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--link", "foo"), "unknown link 'foo' (field=link, limit=none, gloo, nccl, grpc, value=foo)"),
+        (("--log-level", "loud"), "(field=log_level, limit=debug, info, warning, error, value=loud)"),
+        (("--stages", "65"), "(field=stages, limit=1..64, value=65)"),
+        (("--stages", "0"), "(field=stages, limit=1..64, value=0)"),
+        (("--pool-blocks", "0"), "(field=pool_blocks, limit=1..1073741824, value=0)"),
+        (("--pool-blocks", "9,8,7"), "pool_blocks has 3 values for 2 stages"),
+        (("--layers", "0:2"), "layers has 1 values for 2 stages"),
+        (("--layers", "0:2,x:4"), "layers must be first:last, got 'x:4'"),
+        (("--layers", "0:2,3:4"), "band 3:4 must begin at layer 2"),
+        (("--layers", "1:2,2:4"), "band 1:2 must begin at layer 0"),
+        (("--layers", "0:2,2:2"), "band 2:2 must begin at layer 2 and not be empty"),
+        (("--trace-file", "/nope/x.json"), "cannot write into /nope: No such file or directory (field=trace_file"),
+        (("--log-dir", "/proc/nope"), "cannot make /proc/nope: No such file or directory (field=log_dir"),
+        (("--log-dir", "/proc"), "cannot write into /proc"),
+    ],
+)
+def test_a_cluster_that_cannot_be_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], said: str
+) -> None:
+    async def started(*_: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr("wavepp.local_cluster.EtcdServer.start", started)
+    finished = CliRunner().invoke(build_app(), [*UP, *arguments])
+    assert (finished.exit_code, type(finished.exception)) == (1, SystemExit)
+    assert finished.stderr.startswith("error: INVALID_REQUEST: ")
+    assert said in finished.stderr
+    assert finished.stdout == ""
+
+
+def test_prompts_nested_too_deeply_are_one_line_of_error(tmp_path: Path) -> None:
+    file = tmp_path / "prompts"
+    file.write_text("a prompt\n" + '{"text":' * 200_000 + "\n")
+    finished = CliRunner().invoke(build_app(), ["prefill", "--file", str(file)])
+    assert (finished.exit_code, finished.stderr) == (2, "error: line 2 is not a JSON object with text or token_ids\n")
+
+
+def test_restarts_count_only_when_they_were_within_the_window() -> None:
+    restarts = Restarts()
+    assert [restarts.allow(float(at)) for at in range(RESTARTS_PER_STAGE)] == [True] * RESTARTS_PER_STAGE
+    assert not restarts.allow(RESTART_WINDOW_S - 1)
+    assert restarts.allow(RESTART_WINDOW_S)  # the first is forgotten now, the second is not
+    assert not restarts.allow(RESTART_WINDOW_S)
+    assert restarts.allow(RESTART_WINDOW_S + 1)
 
 
 def test_json_errors_of_prompts_are_data(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def _lines(text: str) -> list[str | list[int]]:
         try:
             entry = json.loads(line)
             prompt = entry["token_ids"] if "token_ids" in entry else entry["text"]
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, RecursionError):
             typer.echo(f"error: line {number} is not a JSON object with text or token_ids", err=True)
             raise typer.Exit(2) from None
         found.append(prompt)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 WATCH_S = 0.5
 RESTARTS_PER_STAGE = 5
+"""Restarts of one stage within the last ten minutes; older ones say nothing about what is broken now."""
+RESTART_WINDOW_S = 600.0
 
 
 def up(
@@ -84,7 +86,7 @@ def up(
     as_json: opt.Json = False,
 ) -> None:
     """Run etcd, a controller and all stages on this machine; Ctrl-C stops everything."""
-    from wavepp._paths import state_dir
+    from wavepp._paths import check_writable, state_dir
     from wavepp.local_cluster import LocalPlan
     from wavepp_proto.errors import WaveppError
     from wavepp_proto.runtime.process import describe, run_process
@@ -100,6 +102,8 @@ def up(
             timeout_s=timeout_s, tls={name: str(value) for name, value in names.items() if value},
         )  # fmt: skip
         client = security(tls_ca, tls_cert, tls_key, tls_server_name)
+        if trace_file is not None:
+            check_writable("trace_file", trace_file.parent)
     except WaveppError as error:
         typer.echo(describe(error), err=True)
         raise typer.Exit(1) from None
@@ -145,12 +149,27 @@ async def _serve(local: LocalCluster, stop: asyncio.Event, as_json: bool) -> Non
         await asyncio.gather(starting, stopped, return_exceptions=True)
 
 
+class Restarts:
+    """When one stage was started again, of late."""
+
+    def __init__(self) -> None:
+        self._at: list[float] = []
+
+    def allow(self, now: float) -> bool:
+        """Note one more restart, unless there were too many within the window."""
+        self._at = [at for at in self._at if now - at < RESTART_WINDOW_S]
+        if len(self._at) >= RESTARTS_PER_STAGE:
+            return False
+        self._at.append(now)
+        return True
+
+
 async def _watch(local: LocalCluster, stop: asyncio.Event, talk: Console) -> None:
     """Until `stop`: start stages again that died, at the address they had."""
     from wavepp_proto.errors import PipelineUnavailable
 
     addresses = {d.key.stage: d.address for p in (await local.status()).pipelines for d in p.daemons}
-    restarts = dict.fromkeys(range(local.plan.stages), 0)
+    restarts = {stage: Restarts() for stage in range(local.plan.stages)}
     etcd_ended = False
     while not stop.is_set():
         if local.etcd is not None and not local.etcd.alive and not etcd_ended:
@@ -160,9 +179,12 @@ async def _watch(local: LocalCluster, stop: asyncio.Event, talk: Console) -> Non
             if child.alive:
                 continue
             status = child.process.returncode
-            if restarts[stage] == RESTARTS_PER_STAGE:
-                raise PipelineUnavailable(f"stage {stage} ended {restarts[stage]} times: {child.tail()}", stage=stage)
-            restarts[stage] += 1
+            if not restarts[stage].allow(time.monotonic()):
+                raise PipelineUnavailable(
+                    f"stage {stage} ended again after {RESTARTS_PER_STAGE} restarts in {RESTART_WINDOW_S:g} s: "
+                    f"{child.tail()}",
+                    stage=stage,
+                )
             talk.print(f"stage {stage} ended with status {status}; starting it again")
             await local.start_stage(stage, addresses.get(stage, "127.0.0.1:0"))
         controller = local.children["controller"]

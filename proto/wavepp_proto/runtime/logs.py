@@ -17,6 +17,9 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Final, TextIO
 
+from wavepp_proto.errors import InvalidRequest
+
+LEVELS: Final = ("debug", "info", "warning", "error")
 MASK: Final = "***"
 _SECRET_NAMES: Final = frozenset({"token", "authorization", "credentials"})
 _SECRET_ENDINGS: Final = ("password", "secret", "api_key", "private_key", "auth_token", "access_token", "bearer_token")
@@ -67,7 +70,9 @@ def configure(level: str = "info", json: bool = True, stream: TextIO | None = No
     """Send every log of this process to `stream` (stderr). Replaces what an earlier call set up.
 
     `bound` fields appear on every line. Exceptions that end the process or a thread are logged too.
+    Raises InvalidRequest for an unknown `level`.
     """
+    check_level(level)
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter(bound) if json else TextFormatter(bound))
     handler.set_name("wavepp")
@@ -78,6 +83,13 @@ def configure(level: str = "info", json: bool = True, stream: TextIO | None = No
     root.setLevel(level.upper())
     sys.excepthook = _log_uncaught
     threading.excepthook = _log_uncaught_in_thread
+
+
+def check_level(level: str) -> None:
+    """Raise InvalidRequest listing the levels unless `level` is one, in whatever case."""
+    if level.lower() not in LEVELS:
+        known = ", ".join(LEVELS)
+        raise InvalidRequest(f"unknown log level {level!r}", field="log_level", value=level, limit=known)
 
 
 def log_uncaught(loop: asyncio.AbstractEventLoop) -> None:

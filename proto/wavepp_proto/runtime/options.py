@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from wavepp_proto.runtime.channels import ClientSecurity, ServerSecurity
     from wavepp_proto.runtime.etcd_store import EtcdStore
     from wavepp_proto.runtime.tracing import Tracer
+    from wavepp_proto.terms import LinkKind
 
 Etcd = Annotated[str, typer.Option("--etcd", envvar="WAVEPP_ETCD", help="etcd endpoints, host:port[,host:port...].")]
 EtcdUser = Annotated[str, typer.Option("--etcd-user", envvar="WAVEPP_ETCD_USER", help="etcd user.")]
@@ -74,6 +75,18 @@ def client_security(ca: Path | None, cert: Path | None, key: Path | None, server
     from wavepp_proto.runtime.channels import ClientSecurity
 
     return ClientSecurity(ca, cert if ca else None, key if ca else None, server_name)
+
+
+def link_kind(text: str) -> LinkKind:
+    """The link that `text` names. Raises InvalidRequest listing the kinds."""
+    from wavepp_proto.errors import InvalidRequest
+    from wavepp_proto.terms import LinkKind
+
+    try:
+        return LinkKind(text)
+    except ValueError:
+        kinds = ", ".join(kind.value for kind in LinkKind)
+        raise InvalidRequest(f"unknown link {text!r}", field="link", value=text, limit=kinds) from None
 
 
 def etcd_store(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from wavepp_proto import limits
 from wavepp_proto.errors import InvalidRequest
 from wavepp_proto.runtime.channels import ClientSecurity, ServerSecurity
-from wavepp_proto.terms import DaemonKey, LinkKind, PipelineId, Rank, StageIndex
+from wavepp_proto.terms import DaemonKey, PipelineId, Rank, StageIndex
 
 ENGINES = ("torch", "emulated")
 
@@ -87,14 +87,6 @@ def parse_layers(text: str) -> tuple[int, int]:
     if not (colon and first.isdecimal() and last.isdecimal()):
         raise InvalidRequest(f"layers must be first:last, got {text!r}", field="layers", value=text)
     return int(first), int(last)
-
-
-def parse_link(text: str) -> LinkKind:
-    try:
-        return LinkKind(text)
-    except ValueError:
-        kinds = [kind.value for kind in LinkKind]
-        raise InvalidRequest(f"unknown link {text!r}", field="link", value=text, limit=str(kinds)) from None
 
 
 def _between(name: str, value: int, low: int, high: int) -> None:
