@@ -483,6 +483,8 @@ class WaveReport:
     """Rows voided on THIS stage, with the cause."""
     capacity: Capacity | None = None
     error: ErrorInfo | None = None
+    partial: bool = False
+    """Results only: the rest of this wave's report follows. Never reaches a core."""
 
 
 # --- membership and control ---------------------------------------------------------------------

@@ -5,16 +5,24 @@ Real gRPC on loopback where the size of a message is the point, `convert` alone 
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.harness.cluster import Cluster
+from tests.harness.eventually import eventually
+from wavepp import Sampling
+from wavepp_controller.runtime.report_merger import ReportMerger
 from wavepp_proto import convert, errors, limits, terms
 from wavepp_proto.runtime.channels import PLAIN_CLIENT, open_channel
 from wavepp_proto.v1 import common_pb2, prefill_pb2, prefill_pb2_grpc
+from wavepp_stage.engine.emulated import EmulatedEngine
+from wavepp_stage.runtime.report_parts import report_parts
 
 PARENT = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
 
@@ -75,3 +83,85 @@ def test_temperature_is_refused_when_it_is_too_small_to_divide_by(temperature: f
 @pytest.mark.parametrize("temperature", [0.0, limits.MIN_TEMPERATURE, 1.0])
 def test_temperature_is_taken_when_it_is_greedy_or_large_enough(temperature: float) -> None:
     assert convert.sampling_from_pb(common_pb2.Sampling(temperature=temperature)).temperature == temperature
+
+
+# --- logits ---------------------------------------------------------------------------------------
+
+
+def report_with(sizes: list[int]) -> terms.WaveReport:
+    fence = terms.Fence(terms.Epoch(1), terms.Formation(1), terms.Incarnation(1), 9)
+    results = tuple(terms.RowResult(row, row, (), bytes(4 * size)) for row, size in enumerate(sizes))
+    return terms.WaveReport(fence, True, 2, b"h" * 32, terms.StageTimes(5), results, capacity=terms.Capacity(1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "grouped"),
+    [
+        ([], [0]),
+        ([0] * 128, [128]),
+        ([200_000] * 5, [2, 2, 1]),
+        ([limits.MAX_VOCABULARY] * 3, [1, 1, 1]),
+        ([0, limits.MAX_VOCABULARY, 0, 1], [3, 1]),
+    ],
+)
+def test_report_fits_its_messages_and_comes_back_whole_when_rows_carry_logits(
+    sizes: list[int], grouped: list[int]
+) -> None:
+    report = report_with(sizes)
+    messages = [convert.wave_response_to_pb(part) for part in report_parts(report)]
+    assert max(message.ByteSize() for message in messages) <= limits.MAX_MESSAGE_BYTES
+    assert [len(message.report.results) for message in messages] == grouped
+    assert [message.report.partial for message in messages] == [True] * (len(grouped) - 1) + [False]
+    merger = ReportMerger()
+    merged: list[terms.WaveReport | None] = []
+    for message in messages:
+        part = convert.wave_response_from_pb(message)
+        assert isinstance(part, terms.WaveReport)
+        merged.append(merger.add(part))
+    assert merged == [None] * (len(grouped) - 1) + [report]
+    assert merger.add(report) == report  # nothing stayed behind
+
+
+def test_parts_are_refused_when_waves_mix_or_rows_exceed_the_lanes() -> None:
+    part = replace(report_with([1] * 100), partial=True)
+    merger = ReportMerger()
+    assert merger.add(part) is None
+    with pytest.raises(errors.InvalidRequest) as refused:
+        merger.add(replace(part, fence=replace(part.fence, ordinal=10)))
+    assert refused.value.fields == {"field": "wave", "value": "10", "limit": "9"}
+    with pytest.raises(errors.InvalidRequest) as refused:
+        merger.add(part)
+    assert refused.value.fields == {"field": "results", "value": "200", "limit": str(limits.MAX_LANES)}
+
+
+@pytest.mark.parametrize(("vocabulary", "requests"), [(200_000, 16), (limits.MAX_VOCABULARY, 4)])
+async def test_every_row_gets_its_logits_when_those_of_one_wave_exceed_a_message(
+    vocabulary: int, requests: int
+) -> None:
+    ring_waves, budget, leave = 4, 128, threading.Event()
+    model = f"emulated:layers=8,vocabulary={vocabulary},window=65536"
+    async with Cluster(stages=2, model=model, wave_tokens=budget) as cluster:
+        engine = cluster.daemons[0].equipment.engine
+        assert isinstance(engine, EmulatedEngine)
+        engine._gate = lambda wave: assert_set(leave)
+        status = cluster.controller.machine.status
+        # The ring is full while the first stage stands still: all that come meanwhile go into one wave.
+        full = asyncio.create_task(cluster.client.prefill([1] * budget * ring_waves))
+        await eventually(lambda: status().counters.get("waves") == ring_waves)
+        asked = [
+            asyncio.create_task(cluster.client.prefill([2, number], sampling=Sampling(full_logits=True)))
+            for number in range(requests)
+        ]
+        await eventually(lambda: status().pipelines[0].running_requests == 1 + requests)
+        leave.set()
+        for result in await asyncio.gather(*asked):
+            assert result.logits is not None
+            assert result.logits.shape == (vocabulary,)
+            assert int(result.logits.argmax()) == result.first_token
+        assert (await full).waves == ring_waves
+        assert status().counters["waves"] == ring_waves + 1
+        assert status().pipelines[0].formation == 1
+
+
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(60)

@@ -145,6 +145,7 @@ REPORT = st.builds(
     several(st.builds(terms.RowFault, st.integers(0, 127), ERROR)),
     optional(CAPACITY),
     optional(ERROR),
+    st.booleans(),
 )
 PEER = st.builds(terms.Peer, DAEMON_KEY, U64, TEXT, TEXT)
 

@@ -23,6 +23,7 @@ from wavepp_controller.core.events import (
     StreamLost,
     VotesArrived,
 )
+from wavepp_controller.runtime.report_merger import ReportMerger
 from wavepp_proto import convert, limits
 from wavepp_proto.errors import ControllerUnavailable, FormationEnded, JoinRefused, StageLost, WaveppError
 from wavepp_proto.runtime.channels import ClientSecurity, open_channel
@@ -148,10 +149,12 @@ class DaemonLink:
 
     async def _run_waves(self) -> None:
         stub = execution_pb2_grpc.StageExecutionStub(self._channel)
+        merger = ReportMerger()
         async for message in converse(stub.RunWaves(), _drain(self._waves)):
             body: WaveReport | Heartbeat = convert.wave_response_from_pb(message)
             if isinstance(body, WaveReport):
-                self._hear(ReportArrived(self.plan.key, body, time.monotonic()))
+                if (report := merger.add(body)) is not None:
+                    self._hear(ReportArrived(self.plan.key, report, time.monotonic()))
             else:
                 self._hear(BeatArrived(self.plan.key, body, time.monotonic()))
 

@@ -125,6 +125,7 @@ def _fill_report(out: pb.WaveReport, report: WaveReport) -> None:
         c.fill_capacity(out.capacity, report.capacity)
     if report.error is not None:
         c.fill_error(out.error, report.error)
+    out.partial = report.partial
 
 
 def _report_from_pb(fence: Fence, msg: pb.WaveReport) -> WaveReport:
@@ -141,6 +142,7 @@ def _report_from_pb(fence: Fence, msg: pb.WaveReport) -> WaveReport:
         faults=tuple([RowFault(_row_index(fault.row), c.error_from_pb(fault.error)) for fault in msg.faults]),
         capacity=c.capacity_from_pb(msg.capacity) if msg.HasField("capacity") else None,
         error=c.error_from_pb(msg.error) if msg.HasField("error") else None,
+        partial=msg.partial,
     )
 
 

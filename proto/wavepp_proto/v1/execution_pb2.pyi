@@ -196,12 +196,15 @@ class WaveReport(_message.Message):
     FAULTS_FIELD_NUMBER: _builtins.int
     CAPACITY_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    PARTIAL_FIELD_NUMBER: _builtins.int
     done: _builtins.bool
     """False: engine, link or deadline fault; the formation ends."""
     void_bitmap: _builtins.bytes
     """128 bits, little-endian: bit i = row i is void."""
     running_hash: _builtins.bytes
     """SHA-256 over every row executed in this formation."""
+    partial: _builtins.bool
+    """Results only: the rest of this wave's report follows."""
     @_builtins.property
     def times(self) -> _common_pb2.StageTimes: ...
     @_builtins.property
@@ -225,10 +228,11 @@ class WaveReport(_message.Message):
         faults: _abc.Iterable[Global___RowFault] | None = ...,
         capacity: _common_pb2.Capacity | None = ...,
         error: _common_pb2.Error | None = ...,
+        partial: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "error", b"error", "times", b"times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "done", b"done", "error", b"error", "faults", b"faults", "results", b"results", "running_hash", b"running_hash", "times", b"times", "void_bitmap", b"void_bitmap"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "done", b"done", "error", b"error", "faults", b"faults", "partial", b"partial", "results", b"results", "running_hash", b"running_hash", "times", b"times", "void_bitmap", b"void_bitmap"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

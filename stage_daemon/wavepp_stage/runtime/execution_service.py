@@ -22,6 +22,7 @@ from wavepp_stage.core.events import WaveArrived, WaveQueued
 from wavepp_stage.runtime.admission_service import Successor
 from wavepp_stage.runtime.core_shell import CoreShell
 from wavepp_stage.runtime.executor import Executor
+from wavepp_stage.runtime.report_parts import report_parts
 
 OPENING_S: Final = 5.0
 """Longest wait for the first message of a stream."""
@@ -53,8 +54,12 @@ class ExecutionService(execution_pb2_grpc.StageExecutionServicer):
         self.last_heard = time.monotonic()
 
     def send(self, report: WaveReport) -> None:
-        """Queue a report (on the event loop). Bounded by the ring: at most 2P waves are in flight."""
-        self._outbox.put_nowait(report)
+        """Queue a report (on the event loop). Bounded by the ring: at most 2P waves are in flight.
+
+        Part by part: heartbeats go between the parts of a long one.
+        """
+        for part in report_parts(report):
+            self._outbox.put_nowait(part)
 
     async def RunWaves(
         self, request_iterator: AsyncIterator[pb.WaveRequest], context: Context
