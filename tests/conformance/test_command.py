@@ -137,6 +137,7 @@ UP = ("up", "--model", "emulated", "--engine", "emulated", "--stages", "2", "--l
         (("--layers", "1:2,2:4"), "band 1:2 must begin at layer 0"),
         (("--layers", "0:2,2:2"), "band 2:2 must begin at layer 2 and not be empty"),
         (("--trace-file", "/nope/x.json"), "cannot write into /nope: No such file or directory (field=trace_file"),
+        (("--trace-file", "/tmp"), "/tmp is a folder (field=trace_file, value=/tmp)"),
         (("--log-dir", "/proc/nope"), "cannot make /proc/nope: No such file or directory (field=log_dir"),
         (("--log-dir", "/proc"), "cannot write into /proc"),
     ],

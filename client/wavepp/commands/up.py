@@ -88,7 +88,7 @@ def up(
     """Run etcd, a controller and all stages on this machine; Ctrl-C stops everything."""
     from wavepp._paths import check_writable, state_dir
     from wavepp.local_cluster import LocalPlan
-    from wavepp_proto.errors import WaveppError
+    from wavepp_proto.errors import InvalidRequest, WaveppError
     from wavepp_proto.runtime.process import describe, run_process
 
     names = {"tls-ca": tls_ca, "tls-cert": tls_cert, "tls-key": tls_key, "tls-server-name": tls_server_name}
@@ -104,6 +104,8 @@ def up(
         client = security(tls_ca, tls_cert, tls_key, tls_server_name)
         if trace_file is not None:
             check_writable("trace_file", trace_file.parent)
+            if trace_file.is_dir():
+                raise InvalidRequest(f"{trace_file} is a folder", field="trace_file", value=str(trace_file))
     except WaveppError as error:
         typer.echo(describe(error), err=True)
         raise typer.Exit(1) from None
