@@ -16,6 +16,8 @@ MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
 FRAME_BYTES: Final = 1024 * 1024
 """Largest payload of one frame of a framed stream (prompts, announcements, digests, links)."""
 MAX_PROMPT_TOKENS: Final = 4 * 1024 * 1024
+MAX_ASSEMBLING_BYTES: Final = 256 * 1024 * 1024
+"""Tokens of all prompts whose last frame has not come."""
 MAX_REQUEST_ID_CHARS: Final = 128
 MAX_NAME_CHARS: Final = 256
 """Pipelines, salts, adapters, model names."""
@@ -53,6 +55,8 @@ MAX_QUEUED_TOKENS: Final = 64 * 1024 * 1024
 
 # Time (ms on the wire, s in code that waits)
 DEFAULT_DEADLINE_MS: Final = 600_000
+MAX_ASSEMBLY_MS: Final = 120_000
+"""First to last frame of a prompt: the longest one at 140 KB/s."""
 MAX_DEADLINE_MS: Final = 24 * 3600 * 1000
 HEARTBEAT_MS: Final = 250
 SILENCE_MS: Final = 1250

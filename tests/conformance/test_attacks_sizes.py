@@ -17,6 +17,7 @@ import pytest
 from tests.harness.cluster import Cluster
 from tests.harness.eventually import eventually
 from wavepp import Sampling
+from wavepp_controller.runtime.prompt_intake import PromptIntake
 from wavepp_controller.runtime.report_merger import ReportMerger
 from wavepp_proto import convert, errors, limits, terms
 from wavepp_proto.runtime.channels import PLAIN_CLIENT, open_channel
@@ -165,3 +166,104 @@ async def test_every_row_gets_its_logits_when_those_of_one_wave_exceed_a_message
 
 def assert_set(event: threading.Event) -> None:
     assert event.wait(60)
+
+
+# --- prompts under assembly -----------------------------------------------------------------------
+
+
+def frame(name: str = "", said: int = 0, tokens: int = 0, **more: Any) -> prefill_pb2.SubmitRequest:
+    """With a header if `name` is given; never the last."""
+    said_by = header(name, said, **more) if name else None
+    return prefill_pb2.SubmitRequest(header=said_by, token_ids=packed(tokens))
+
+
+async def sent(*frames: prefill_pb2.SubmitRequest) -> AsyncIterator[prefill_pb2.SubmitRequest]:
+    """These frames; then the stream stays open and silent."""
+    for each in frames:
+        yield each
+    await asyncio.Event().wait()
+
+
+async def trickle(first: prefill_pb2.SubmitRequest) -> AsyncIterator[prefill_pb2.SubmitRequest]:
+    """One token at a time, for ever."""
+    yield first
+    while True:
+        await asyncio.sleep(0)
+        yield frame(tokens=1)
+
+
+async def outcome(intake: PromptIntake, frames: AsyncIterator[prefill_pb2.SubmitRequest]) -> errors.WaveppError:
+    with pytest.raises(errors.WaveppError) as refused:
+        await intake.receive(convert.PromptAssembler(), frames)
+    return refused.value
+
+
+async def test_prompt_is_refused_when_others_half_sent_fill_the_room_and_taken_when_they_have_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "MAX_ASSEMBLING_BYTES", 1000)
+    intake = PromptIntake()
+    halves = [
+        asyncio.create_task(intake.receive(convert.PromptAssembler(), sent(frame(f"r{number}", 500, 100))))
+        for number in range(2)
+    ]
+    await eventually(lambda: intake.assembling_bytes == 800)
+    refused = await outcome(intake, sent(frame("late", 51, 51)))
+    assert type(refused) is errors.QueueFull
+    assert refused.retry_after_ms == 1000
+    assert refused.fields == {"field": "assembling_bytes", "value": "1004", "limit": "1000"}
+    for half in halves:
+        half.cancel()
+    await asyncio.gather(*halves, return_exceptions=True)
+    assert intake.assembling_bytes == 0
+    whole = prefill_pb2.SubmitRequest(header=header("late", 250), token_ids=packed(250), last=True)
+    assembler = convert.PromptAssembler()
+    assert (await intake.receive(assembler, sent(whole))).prompt_tokens == 250
+    assert intake.assembling_bytes == 0
+
+
+async def test_prompt_is_given_up_when_its_own_deadline_passes_between_frames() -> None:
+    intake = PromptIntake()
+    late = await outcome(intake, sent(frame("r", 100, 10, deadline_ms=50)))
+    assert type(late) is errors.DeadlineExpired
+    assert late.fields == {"field": "deadline_ms", "value": "50"}
+    assert intake.assembling_bytes == 0
+
+
+async def test_prompt_is_given_up_when_it_trickles_beyond_the_longest_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_ASSEMBLY_MS", 50)
+    intake = PromptIntake()
+    late = await outcome(intake, trickle(frame("r", limits.MAX_PROMPT_TOKENS, 1)))
+    assert type(late) is errors.DeadlineExpired
+    assert late.fields == {"field": "assembly_ms", "limit": "50"}
+    assert intake.assembling_bytes == 0
+
+
+async def test_refusals_before_the_core_are_counted_when_frames_are_bad_late_or_of_a_live_request() -> None:
+    async with Cluster(stages=1) as cluster, door(cluster) as prefill:
+
+        async def refusal(*frames: prefill_pb2.SubmitRequest) -> str:
+            call = prefill.Submit(sent(*frames), timeout=60)
+            return [message.event.failed.reason async for message in call][-1]
+
+        assert await refusal(frame(tokens=5)) == "INVALID_REQUEST"
+        assert await refusal(frame("slow", 100, 10, deadline_ms=50)) == "DEADLINE_EXPIRED"
+        leave = threading.Event()
+        engine = cluster.daemons[0].equipment.engine
+        assert isinstance(engine, EmulatedEngine)
+        engine._gate = lambda wave: assert_set(leave)
+        live = asyncio.create_task(cluster.client.prefill([1, 2, 3], request_id="twice"))
+        await eventually(lambda: cluster.controller.shell.is_open(terms.RequestId("twice")))
+        whole = prefill_pb2.SubmitRequest(header=header("twice", 1), token_ids=packed(1), last=True)
+        assert await refusal(whole) == "DUPLICATE_REQUEST"
+        leave.set()
+        await live
+        counters = cluster.controller.machine.status().counters
+        counted = {name: count for name, count in counters.items() if name.startswith(("rejected", "submitted"))}
+        assert counted == {
+            "submitted": 4,
+            "rejected": 3,
+            "rejected.INVALID_REQUEST": 1,
+            "rejected.DEADLINE_EXPIRED": 1,
+            "rejected.DUPLICATE_REQUEST": 1,
+        }

@@ -102,6 +102,11 @@ class ControllerMachine:
         """What operators see; without `requests` it is cheap however many are queued."""
         return snapshot(self, self._out.counters, self._now, requests=requests)
 
+    def turned_away(self, error: WaveppError) -> None:
+        """Count a request that the shell refused before it could become a Submit."""
+        self._out.count("submitted")
+        self._reject(error)
+
     def check(self) -> None:
         """InternalError listing every broken invariant; for tests and the simulator, after each event."""
         findings = [finding for pipeline in self.pipelines.values() for finding in pipeline.check()]

@@ -1,26 +1,24 @@
 """Prefill: the clients' door.
 
-Owns the assembly of framed prompts and the event stream of each request. The stream IS the request:
-when the client closes it, the request is cancelled. Verdicts are the core's; only what would cost
-memory before the core could see it (sizes of frames, a live duplicate id) is refused here.
+Owns the event stream of each request. The stream IS the request: when the client closes it, the
+request is cancelled. Verdicts are the core's; only what would cost memory before the core could see
+it (frames, which `prompt_intake` puts together, and a live duplicate id) is refused here, and counted.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 
 from wavepp_controller.core.events import Cancel, Submit
+from wavepp_controller.runtime.prompt_intake import PromptIntake
 from wavepp_controller.runtime.request_spans import RequestSpans
 from wavepp_controller.runtime.shell import ControllerShell
 from wavepp_proto import convert
 from wavepp_proto.errors import (
-    DeadlineExpired,
     DuplicateRequest,
     InternalError,
-    InvalidRequest,
     UnknownPipeline,
     WaveppError,
     from_info,
@@ -39,14 +37,12 @@ from wavepp_proto.terms import (
 from wavepp_proto.v1 import prefill_pb2 as pb
 from wavepp_proto.v1 import prefill_pb2_grpc
 
-FRAME_DEADLINE_S = 30.0
-"""Longest pause between two frames of one prompt."""
-
 
 class PrefillService(prefill_pb2_grpc.PrefillServicer):
     def __init__(self, shell: ControllerShell, spans: RequestSpans) -> None:
         self._shell = shell
         self._spans = spans
+        self._intake = PromptIntake()
 
     async def Submit(
         self, request_iterator: AsyncIterator[pb.SubmitRequest], context: Context
@@ -54,7 +50,8 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
         # A failure is an event, not a status: gRPC masks a status that comes while the client still writes.
         assembler = convert.PromptAssembler()
         try:
-            request = await _assemble(assembler, request_iterator)
+            with self._counted():
+                request = await self._intake.receive(assembler, request_iterator)
             async for event in self._events(request):
                 yield pb.SubmitResponse(event=convert.prefill_event_to_pb(event))
         except WaveppError as error:
@@ -65,7 +62,9 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
         pipeline: PipelineId | None = None
         admitted: Admitted | None = None
         try:
-            async for event in self._events(convert.run_request_from_pb(request)):
+            with self._counted():
+                asked = convert.run_request_from_pb(request)
+            async for event in self._events(asked):
                 match event:
                     case Queued():
                         pipeline = event.pipeline
@@ -105,11 +104,21 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
             reply.vocabulary, reply.window = model.vocabulary, model.window
         return reply
 
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """What is refused inside shows up among the core's own refusals."""
+        try:
+            yield
+        except WaveppError as error:
+            self._shell.machine.turned_away(error)
+            raise
+
     async def _events(self, request: PrefillRequest) -> AsyncIterator[PrefillEvent]:
         """Submit, then everything that happens up to the outcome."""
         request_id = request.request_id
-        if self._shell.is_open(request_id):
-            raise DuplicateRequest(f"request {request_id!r} is live", field="request_id", value=request_id)
+        with self._counted():
+            if self._shell.is_open(request_id):
+                raise DuplicateRequest(f"request {request_id!r} is live", field="request_id", value=request_id)
         queue = self._shell.open_request(request_id)
         self._spans.began(request_id, request.trace, request.prompt_tokens)
         try:
@@ -121,32 +130,3 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
                     return
         finally:
             self._shell.close_request(request_id, queue)
-
-
-async def _assemble(assembler: convert.PromptAssembler, frames: AsyncIterator[pb.SubmitRequest]) -> PrefillRequest:
-    """The whole request, its deadline shortened by what its frames took."""
-    arrived = time.monotonic()
-    while True:
-        try:
-            async with asyncio.timeout(FRAME_DEADLINE_S):
-                frame = await anext(frames)
-        except TimeoutError:
-            message = "the next frame of the prompt did not come"
-            raise DeadlineExpired(message, field="frame", limit=FRAME_DEADLINE_S) from None
-        except StopAsyncIteration:
-            raise InvalidRequest("the prompt ended before its last frame", field="last", value="false") from None
-        request = assembler.add(frame)
-        if request is not None:
-            return _aged(request, time.monotonic() - arrived)
-
-
-def _aged(request: PrefillRequest, seconds: float) -> PrefillRequest:
-    """The deadline counts from when the first frame came; framing a long prompt takes time."""
-    if request.deadline_ms is None or request.deadline_ms <= 0:
-        return request
-    left = request.deadline_ms - round(seconds * 1000)
-    if left <= 0:
-        raise DeadlineExpired(
-            "the deadline passed while the prompt arrived", field="deadline_ms", value=request.deadline_ms
-        )
-    return replace(request, deadline_ms=left)

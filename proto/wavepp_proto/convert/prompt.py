@@ -114,14 +114,14 @@ def run_request_from_pb(msg: pb.RunRequest) -> PrefillRequest:
 class PromptAssembler:
     """Puts the frames of ONE Submit stream together; every size is checked before a byte is kept.
 
-    After an error the stream is lost: the assembler keeps nothing and must not be fed again.
+    After an error the stream is lost and the assembler must not be fed again.
     """
 
     def __init__(self) -> None:
         self._header: PrefillRequest | None = None
         self._expected_bytes = 0
-        self._pieces: list[bytes] = []
-        self._kept_bytes = 0
+        # One buffer: a prompt in frames of one token must not cost an object for each.
+        self._kept = bytearray()
 
     @property
     def header(self) -> PrefillRequest | None:
@@ -137,15 +137,19 @@ class PromptAssembler:
         tokens = frame.token_ids
         _check.payload("token_ids", len(tokens))
         _check.packed("token_ids", tokens, TOKEN_BYTES)
-        kept, expected = self._kept_bytes + len(tokens), self._expected_bytes
+        kept, expected = len(self._kept) + len(tokens), self._expected_bytes
         if kept > expected or (frame.last and kept < expected):
-            self._pieces.clear()
             came, said = kept // TOKEN_BYTES, expected // TOKEN_BYTES
             message = f"the header says {said} tokens, {came} came"
             raise InvalidRequest(message, field="prompt_tokens", value=came, limit=said)
-        self._pieces.append(tokens)
-        self._kept_bytes = kept
-        return replace(header, token_ids=b"".join(self._pieces)) if frame.last else None
+        if frame.last and not self._kept:
+            return replace(header, token_ids=tokens)
+        self._kept += tokens
+        return replace(header, token_ids=bytes(self._kept)) if frame.last else None
+
+    def drop(self) -> None:
+        """Forget the tokens; the header stays."""
+        self._kept = bytearray()
 
     def _take_header(self, frame: pb.SubmitRequest) -> PrefillRequest:
         if self._header is None:
