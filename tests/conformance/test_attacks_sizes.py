@@ -9,7 +9,6 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,13 +16,10 @@ import pytest
 from tests.harness.cluster import Cluster
 from tests.harness.eventually import eventually
 from wavepp import Sampling
-from wavepp_controller.runtime.prompt_intake import PromptIntake
-from wavepp_controller.runtime.report_merger import ReportMerger
 from wavepp_proto import convert, errors, limits, terms
 from wavepp_proto.runtime.channels import PLAIN_CLIENT, open_channel
 from wavepp_proto.v1 import common_pb2, prefill_pb2, prefill_pb2_grpc
 from wavepp_stage.engine.emulated import EmulatedEngine
-from wavepp_stage.runtime.report_parts import report_parts
 
 PARENT = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
 
@@ -89,52 +85,6 @@ def test_temperature_is_taken_when_it_is_greedy_or_large_enough(temperature: flo
 # --- logits ---------------------------------------------------------------------------------------
 
 
-def report_with(sizes: list[int]) -> terms.WaveReport:
-    fence = terms.Fence(terms.Epoch(1), terms.Formation(1), terms.Incarnation(1), 9)
-    results = tuple(terms.RowResult(row, row, (), bytes(4 * size)) for row, size in enumerate(sizes))
-    return terms.WaveReport(fence, True, 2, b"h" * 32, terms.StageTimes(5), results, capacity=terms.Capacity(1, 2, 3))
-
-
-@pytest.mark.parametrize(
-    ("sizes", "grouped"),
-    [
-        ([], [0]),
-        ([0] * 128, [128]),
-        ([200_000] * 5, [2, 2, 1]),
-        ([limits.MAX_VOCABULARY] * 3, [1, 1, 1]),
-        ([0, limits.MAX_VOCABULARY, 0, 1], [3, 1]),
-    ],
-)
-def test_report_fits_its_messages_and_comes_back_whole_when_rows_carry_logits(
-    sizes: list[int], grouped: list[int]
-) -> None:
-    report = report_with(sizes)
-    messages = [convert.wave_response_to_pb(part) for part in report_parts(report)]
-    assert max(message.ByteSize() for message in messages) <= limits.MAX_MESSAGE_BYTES
-    assert [len(message.report.results) for message in messages] == grouped
-    assert [message.report.partial for message in messages] == [True] * (len(grouped) - 1) + [False]
-    merger = ReportMerger()
-    merged: list[terms.WaveReport | None] = []
-    for message in messages:
-        part = convert.wave_response_from_pb(message)
-        assert isinstance(part, terms.WaveReport)
-        merged.append(merger.add(part))
-    assert merged == [None] * (len(grouped) - 1) + [report]
-    assert merger.add(report) == report  # nothing stayed behind
-
-
-def test_parts_are_refused_when_waves_mix_or_rows_exceed_the_lanes() -> None:
-    part = replace(report_with([1] * 100), partial=True)
-    merger = ReportMerger()
-    assert merger.add(part) is None
-    with pytest.raises(errors.InvalidRequest) as refused:
-        merger.add(replace(part, fence=replace(part.fence, ordinal=10)))
-    assert refused.value.fields == {"field": "wave", "value": "10", "limit": "9"}
-    with pytest.raises(errors.InvalidRequest) as refused:
-        merger.add(part)
-    assert refused.value.fields == {"field": "results", "value": "200", "limit": str(limits.MAX_LANES)}
-
-
 @pytest.mark.parametrize(("vocabulary", "requests"), [(200_000, 16), (limits.MAX_VOCABULARY, 4)])
 async def test_every_row_gets_its_logits_when_those_of_one_wave_exceed_a_message(
     vocabulary: int, requests: int
@@ -182,61 +132,6 @@ async def sent(*frames: prefill_pb2.SubmitRequest) -> AsyncIterator[prefill_pb2.
     for each in frames:
         yield each
     await asyncio.Event().wait()
-
-
-async def trickle(first: prefill_pb2.SubmitRequest) -> AsyncIterator[prefill_pb2.SubmitRequest]:
-    """One token at a time, for ever."""
-    yield first
-    while True:
-        await asyncio.sleep(0)
-        yield frame(tokens=1)
-
-
-async def outcome(intake: PromptIntake, frames: AsyncIterator[prefill_pb2.SubmitRequest]) -> errors.WaveppError:
-    with pytest.raises(errors.WaveppError) as refused:
-        await intake.receive(convert.PromptAssembler(), frames)
-    return refused.value
-
-
-async def test_prompt_is_refused_when_others_half_sent_fill_the_room_and_taken_when_they_have_gone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(limits, "MAX_ASSEMBLING_BYTES", 1000)
-    intake = PromptIntake()
-    halves = [
-        asyncio.create_task(intake.receive(convert.PromptAssembler(), sent(frame(f"r{number}", 500, 100))))
-        for number in range(2)
-    ]
-    await eventually(lambda: intake.assembling_bytes == 800)
-    refused = await outcome(intake, sent(frame("late", 51, 51)))
-    assert type(refused) is errors.QueueFull
-    assert refused.retry_after_ms == 1000
-    assert refused.fields == {"field": "assembling_bytes", "value": "1004", "limit": "1000"}
-    for half in halves:
-        half.cancel()
-    await asyncio.gather(*halves, return_exceptions=True)
-    assert intake.assembling_bytes == 0
-    whole = prefill_pb2.SubmitRequest(header=header("late", 250), token_ids=packed(250), last=True)
-    assembler = convert.PromptAssembler()
-    assert (await intake.receive(assembler, sent(whole))).prompt_tokens == 250
-    assert intake.assembling_bytes == 0
-
-
-async def test_prompt_is_given_up_when_its_own_deadline_passes_between_frames() -> None:
-    intake = PromptIntake()
-    late = await outcome(intake, sent(frame("r", 100, 10, deadline_ms=50)))
-    assert type(late) is errors.DeadlineExpired
-    assert late.fields == {"field": "deadline_ms", "value": "50"}
-    assert intake.assembling_bytes == 0
-
-
-async def test_prompt_is_given_up_when_it_trickles_beyond_the_longest_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_ASSEMBLY_MS", 50)
-    intake = PromptIntake()
-    late = await outcome(intake, trickle(frame("r", limits.MAX_PROMPT_TOKENS, 1)))
-    assert type(late) is errors.DeadlineExpired
-    assert late.fields == {"field": "assembly_ms", "limit": "50"}
-    assert intake.assembling_bytes == 0
 
 
 async def test_refusals_before_the_core_are_counted_when_frames_are_bad_late_or_of_a_live_request() -> None:
