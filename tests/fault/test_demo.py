@@ -64,7 +64,8 @@ def test_demo_succeeds_and_tells_all_when_every_answer_is_exact(tmp_path: Path) 
         for repeated in again
     ]
     limited = [one for one in found["prompts"] if one["endpoint"] < one["best_stage_hit"]]
-    assert {one["limiting_stage"] for one in limited} == {1}
+    # others may limit too: a stage that has not yet published a wave that an earlier one has
+    assert 1 in {one["limiting_stage"] for one in limited}
     assert set(found["phases_s"]) == {"model", "cluster", "prefill", "shutdown", "timeline", "unsplit model"}
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -80,12 +81,9 @@ def test_a_stage_that_dies_is_started_again_and_a_killed_up_leaves_no_child(tmp_
 
 
 def test_another_port_is_taken_when_the_default_one_has_a_holder(tmp_path: Path) -> None:
-    with socket.socket() as holder:
-        try:
-            holder.bind(("127.0.0.1", 7411))
-            holder.listen()
-        except OSError:
-            pass  # somebody else on this machine has it: just as good
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):  # somebody else on this machine has it: just as good
+            held.enter_context(socket.create_server(("127.0.0.1", 7411)))
         with Up(tmp_path, *SMALL) as up:
             facts = up.serving()
             assert "port 7411 is taken; using a free one" in up.said
