@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -27,7 +28,7 @@ from wavepp_proto.v1 import (
 WRONG = Fence(Epoch(1), Formation(77), Incarnation(3), 1)
 
 
-async def _messages(*messages: object) -> AsyncIterator[object]:
+async def _messages(*messages: Any) -> AsyncIterator[Any]:
     for message in messages:
         yield message
 
@@ -40,7 +41,7 @@ async def test_formation_goes_on_when_strangers_open_every_stream_of_a_daemon() 
             execution = execution_pb2_grpc.StageExecutionStub(channel)
             digests = digest_pb2_grpc.StageDigestStub(channel)
             control = control_pb2_grpc.StageControlStub(channel)
-            calls = [
+            calls: list[Any] = [
                 admission.PinReserve(_messages()),
                 admission.PinReserve(_messages(convert.round_to_pb(Round(WRONG, 100)))),
                 admission.Announce(_messages()),
