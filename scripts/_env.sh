@@ -78,9 +78,8 @@ install_main() {
   if [[ -n "${WAVEPP_TORCH_INDEX:-}" ]]; then
     "$PY" -m pip install --quiet --no-deps --constraint "$CONSTRAINTS" --index-url "$WAVEPP_TORCH_INDEX" torch
   fi
-  # The build back end comes first, so that the editable install uses the constrained version and no isolated one.
-  "$PY" -m pip install --quiet --constraint "$CONSTRAINTS" hatchling editables
-  "$PY" -m pip install --quiet --constraint "$CONSTRAINTS" --no-build-isolation --editable ".[$EXTRAS]"
+  # With build isolation: etcd3 comes as source only and builds with tools that a fresh environment lacks.
+  "$PY" -m pip install --quiet --constraint "$CONSTRAINTS" --editable ".[$EXTRAS]"
 }
 
 # stamped FOLDER KEY INSTALL...: run the install command unless the folder carries the key of an earlier success.
