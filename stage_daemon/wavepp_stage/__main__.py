@@ -19,7 +19,7 @@ def command(
     model: Annotated[
         str, typer.Option("--model", envvar="WAVEPP_MODEL", help="Hugging Face folder, or an emulated: preset.")
     ],
-    engine: Annotated[str, typer.Option("--engine", envvar="WAVEPP_ENGINE", help="torch or emulated.")] = "torch",
+    engine: opt.Engine = None,
     etcd: opt.Etcd = "127.0.0.1:2379",
     cluster: opt.Cluster = "default",
     pipeline: Annotated[
@@ -76,7 +76,8 @@ def command(
     async def main(stop: asyncio.Event) -> None:
         configure(log_level, log_json, role="stage", stage=stage, pipeline=pipeline)
         settings = StageSettings(
-            stage=stage, stages=stages, model=model, engine=engine, cluster=cluster, pipeline=pipeline,
+            stage=stage, stages=stages, model=model, engine=opt.engine_of(engine, model),
+            cluster=cluster, pipeline=pipeline,
             layers=parse_layers(layers) if layers else None,
             block_tokens=block_tokens, pool_blocks=pool_blocks, wave_tokens=wave_tokens,
             listen=listen, advertise=advertise, device=device, dtype=dtype, threads=threads,

@@ -11,6 +11,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from wavepp_proto.errors import WaveppError
     from wavepp_proto.runtime.channels import ClientSecurity
 
 T = TypeVar("T")
@@ -49,17 +50,26 @@ def console() -> Console:
     return Console(stderr=True)
 
 
+def explain(error: WaveppError) -> str:
+    """One line for a person, with what to do where the error alone does not say."""
+    from wavepp_proto.errors import ControllerUnavailable
+    from wavepp_proto.runtime.process import describe
+
+    hint = "; start a cluster with `wavepp up`, or name its controller with --controller"
+    return describe(error) + (hint if isinstance(error, ControllerUnavailable) else "")
+
+
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine; a typed error becomes one line on stderr and exit status 1."""
     import asyncio
 
     from wavepp_proto.errors import WaveppError
-    from wavepp_proto.runtime.process import EXIT_INTERRUPTED, describe
+    from wavepp_proto.runtime.process import EXIT_INTERRUPTED
 
     try:
         return asyncio.run(work)
     except WaveppError as error:
-        typer.echo(describe(error), err=True)
+        typer.echo(explain(error), err=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None

@@ -46,11 +46,14 @@ def doctor(
         typer.echo(json.dumps([asdict(finding) for finding in findings]))
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table("what", "", "detail")
     for finding in findings:
-        table.add_row(finding.what, "[green]ok[/green]" if finding.ok else "[yellow]no[/yellow]", finding.detail)
+        table.add_row(
+            finding.what, "[green]ok[/green]" if finding.ok else "[yellow]no[/yellow]", escape(finding.detail)
+        )
     Console().print(table)
 
 

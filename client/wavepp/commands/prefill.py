@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wavepp.commands._shared import Controller, address_of, console, run, security
+from wavepp.commands._shared import Controller, address_of, console, explain, run, security
 from wavepp_proto.runtime import options as opt
 
 if TYPE_CHECKING:
@@ -154,20 +154,24 @@ def _print(outcomes: list[PrefillOutcome], as_json: bool) -> None:
             typer.echo(json.dumps(_as_dict(outcome)))
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table("#", "prompt", "cached", "endpoint", "limited by", "admission ms", "prefill ms", "first token")
     for outcome in outcomes:
         if outcome.result is None:
-            table.add_row(str(outcome.index), *("",) * 6, f"[red]{outcome.error}[/red]")
             continue
         result = outcome.result
         limit = "" if result.limiting_stage is None else f"stage {result.limiting_stage}"
         table.add_row(
             str(outcome.index), str(result.prompt_tokens), str(result.cached_tokens), str(result.endpoint), limit,
-            f"{result.timings.admission_ms:.2f}", f"{result.timings.prefill_ms:.1f}", _token(result),
+            f"{result.timings.admission_ms:.2f}", f"{result.timings.prefill_ms:.1f}", escape(_token(result)),
         )  # fmt: skip
-    Console().print(table)
+    if table.row_count:
+        Console().print(table)
+    for outcome in outcomes:
+        if outcome.error is not None:
+            typer.echo(f"prompt {outcome.index}: {explain(outcome.error)}", err=True)
 
 
 def _token(result: PrefillResult) -> str:

@@ -28,7 +28,7 @@ def status(
     tls_server_name: opt.TlsServerName = "",
     as_json: opt.Json = False,
 ) -> None:
-    """Show pipelines, stages and counters; exit status 1 if the controller is not ready."""
+    """Show pipelines and stages (--json: counters too); exit status 1 unless a pipeline can serve."""
     from grpc.aio import AioRpcError
 
     from wavepp_proto import convert
@@ -42,7 +42,7 @@ def status(
             if not watch:
                 reply = await stub.Status(admin_pb2.StatusRequest(requests=requests), timeout=5.0)
                 _show(reply, as_json)
-                return bool(reply.ready)
+                return _can_serve(reply)
             async for update in stub.Watch(admin_pb2.WatchStatusRequest(period_ms=1000)):
                 _show(update.status, as_json)
             return True
@@ -55,6 +55,11 @@ def status(
         raise typer.Exit(1)
 
 
+def _can_serve(reply: admin_pb2.StatusResponse) -> bool:
+    """The controller makes progress, and has a pipeline to make it with."""
+    return bool(reply.ready) and any(pipeline.state == "serving" for pipeline in reply.pipelines)
+
+
 def _show(reply: admin_pb2.StatusResponse, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(as_dict(reply)))
@@ -62,10 +67,10 @@ def _show(reply: admin_pb2.StatusResponse, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    out = Console()
+    out = Console(markup=False)
     out.print(
         f"wavepp {reply.version}, cluster {reply.cluster}, epoch {reply.epoch}, pid {reply.pid}: "
-        f"{'ready' if reply.ready else 'not ready'}{', draining' if reply.draining else ''}"
+        f"{'ready' if _can_serve(reply) else 'not ready'}{', draining' if reply.draining else ''}"
         f"{', membership frozen (etcd does not answer)' if reply.membership_frozen else ''}",
         highlight=False,
     )

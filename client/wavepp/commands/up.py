@@ -34,7 +34,7 @@ def up(
         str, typer.Option("--model", envvar="WAVEPP_MODEL", help="Hugging Face folder, or an emulated: preset.")
     ],
     stages: Annotated[int, typer.Option("--stages", envvar="WAVEPP_STAGES", help="Stages in the pipeline.")] = 4,
-    engine: Annotated[str, typer.Option("--engine", envvar="WAVEPP_ENGINE", help="torch or emulated.")] = "torch",
+    engine: opt.Engine = None,
     pool_blocks: Annotated[
         str, typer.Option("--pool-blocks", envvar="WAVEPP_POOL_BLOCKS", help="One number, or one for each stage: 9,8,7")
     ] = "1024",
@@ -94,7 +94,8 @@ def up(
     names = {"tls-ca": tls_ca, "tls-cert": tls_cert, "tls-key": tls_key, "tls-server-name": tls_server_name}
     try:
         plan = LocalPlan(
-            model=model, engine=engine, stages=stages, pool_blocks=_numbers("pool_blocks", pool_blocks),
+            model=model, engine=opt.engine_of(engine, model), stages=stages,
+            pool_blocks=_numbers("pool_blocks", pool_blocks),
             layers=tuple(filter(None, layers.split(","))), block_tokens=block_tokens, wave_tokens=wave_tokens,
             link=link, device=device, dtype=dtype, threads=threads, listen=listen or _free_default(),
             cluster=cluster, etcd=etcd, etcd_ca=etcd_ca, etcd_cert=etcd_cert, etcd_key=etcd_key,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 TABLE_WIDTH = 160
-"""Columns assumed where there is no terminal to ask: the table must not be cut in a log file."""
+"""Columns drawn at least: a narrow terminal wraps the table, it must not cut the figures that are the proof."""
 
 
 class Screen:
@@ -23,8 +23,7 @@ class Screen:
         from rich.console import Console as RichConsole
 
         console = console or RichConsole(highlight=False)
-        if not console.is_terminal:
-            console.width = max(console.width, TABLE_WIDTH)
+        console.width = max(console.width, TABLE_WIDTH)
         self._console = console
         self.phases: dict[str, float] = {}
         """Wall time of each finished phase (seconds)."""

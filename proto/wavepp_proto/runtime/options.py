@@ -43,6 +43,10 @@ TlsServerName = Annotated[
     typer.Option("--tls-server-name", envvar="WAVEPP_TLS_SERVER_NAME", help="Name expected in peers' certificates."),
 ]
 LogLevel = Annotated[str, typer.Option("--log-level", envvar="WAVEPP_LOG_LEVEL", help="debug, info, warning or error.")]
+Engine = Annotated[
+    str | None,
+    typer.Option("--engine", envvar="WAVEPP_ENGINE", help="torch or emulated; by default what the model needs."),
+]
 LogJson = Annotated[
     bool, typer.Option("--log-json/--log-text", envvar="WAVEPP_LOG_JSON", help="One JSON object a line, or text.")
 ]
@@ -63,6 +67,11 @@ DrainSeconds = Annotated[
     float, typer.Option("--drain-s", envvar="WAVEPP_DRAIN_S", help="Longest drain after SIGTERM (seconds).")
 ]
 Json = Annotated[bool, typer.Option("--json/--no-json", envvar="WAVEPP_JSON", help="Output for programs.")]
+
+
+def engine_of(engine: str | None, model: str) -> str:
+    """The engine asked for, else the one that `model` (a folder, or an emulated: preset) needs."""
+    return engine or ("emulated" if model.startswith("emulated:") else "torch")
 
 
 def server_security(ca: Path | None, cert: Path | None, key: Path | None) -> ServerSecurity:
