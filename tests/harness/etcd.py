@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.harness.eventually import eventually_sync
 from wavepp_proto.runtime.channels import PLAIN_SERVER, ServerSecurity
 from wavepp_proto.runtime.etcd_client import EtcdConnection, EtcdOptions
 from wavepp_proto.runtime.etcd_server import EtcdServer
@@ -56,6 +57,8 @@ class RealEtcd:
 
     def pause(self) -> None:
         os.kill(self.server.pid, signal.SIGSTOP)
+        # The signal is sent, not yet obeyed: until every thread stands still, a request may be answered.
+        eventually_sync(lambda: all(_is_stopped(task) for task in Path(f"/proc/{self.server.pid}/task").iterdir()))
         self._paused = True
 
     def resume(self) -> None:
@@ -81,3 +84,8 @@ def is_running(pid: int) -> bool:
     except OSError:
         return False
     return status.rpartition(")")[2].split()[0] != "Z"
+
+
+def _is_stopped(task: Path) -> bool:
+    """Whether one thread is in state T (stopped), by /proc."""
+    return (task / "stat").read_text().rpartition(")")[2].split()[0] == "T"
