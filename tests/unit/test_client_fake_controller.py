@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -110,7 +109,6 @@ def test_address_is_refused_when_it_was_not_started() -> None:
         _ = FakeController().address
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
 async def test_client_speaks_tls_and_refuses_plain_text_when_the_controller_asks_for_certificates(
     tmp_path: Path,
 ) -> None:
