@@ -63,8 +63,16 @@ class _PrefillService(prefill_pb2_grpc.PrefillServicer):
     async def Submit(  # type: ignore[override]  # the generated signature knows no coroutine that writes
         self, request_iterator: AsyncIterator[prefill_pb2.SubmitRequest], context: Context
     ) -> None:
+        writing: asyncio.Future[None] | None = None
+
         async def emit(event: PrefillEvent) -> None:
-            await context.write(prefill_pb2.SubmitResponse(event=convert.prefill_event_to_pb(event)))
+            # A cancel may end `emit` while its write is under way, and gRPC takes one write at a time.
+            nonlocal writing
+            if writing is not None:
+                await asyncio.wait({writing})
+            message = prefill_pb2.SubmitResponse(event=convert.prefill_event_to_pb(event))
+            writing = asyncio.ensure_future(context.write(message))
+            await asyncio.shield(writing)
 
         assembler = convert.PromptAssembler()
         try:

@@ -22,6 +22,7 @@ _PACKAGE: Final = "etcd3.etcdrpc"
 _MODULES: Final = ("kv_pb2", "auth_pb2", "rpc_pb2")
 """In the order in which the files depend on each other."""
 _lock = threading.Lock()
+PARSE_TRIES: Final = 5
 
 
 def load_etcd3() -> Any:
@@ -43,13 +44,26 @@ def load_etcd3() -> Any:
             raise
 
 
+def _parsed(source: str) -> ast.Module:
+    """`ast.parse`, again if the interpreter stumbled.
+
+    CPython 3.11 keeps one depth counter for all threads: parsing in another one meanwhile is a SystemError.
+    """
+    for _ in range(PARSE_TRIES - 1):
+        try:
+            return ast.parse(source)
+        except SystemError:
+            continue
+    return ast.parse(source)
+
+
 def serialized_descriptor(source: str) -> bytes | None:
     """The FileDescriptorProto that a generated module's `source` carries as a literal; None if there is none.
 
     Known forms: `FileDescriptor(..., serialized_pb=_b('...'))` (text to be encoded as latin-1),
     `serialized_pb=b'...'`, and `AddSerializedFile(b'...')`.
     """
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(_parsed(source)):
         if not isinstance(node, ast.Call):
             continue
         name = node.func.attr if isinstance(node.func, ast.Attribute) else None
