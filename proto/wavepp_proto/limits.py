@@ -44,6 +44,8 @@ MAX_STAGES: Final = 64
 MAX_POOL_BLOCKS: Final = 1 << 30
 """Blocks of one stage's pool: block numbers stay within 32 bits."""
 MAX_TOMBSTONES: Final = 4096
+MAX_STATE_SLOTS: Final = 1 << 20
+"""Slots of one stage's recurrent group: working states and snapshots."""
 MAX_PRIORITY: Final = 9
 MIN_PRIORITY: Final = -9
 
@@ -69,6 +71,8 @@ CALL_DEADLINE_MS: Final = 5_000
 PIPELINE_WAIT_MS: Final = 30_000
 """Longest wait of a queued request for a pipeline that is not formed."""
 WAVE_TIMEOUT_MS: Final = 60_000
+INVENTORY_MS: Final = 5_000
+"""Between two comparisons of holds, controller against daemon."""
 MEMBER_TTL_S: Final = 10
 
 # gRPC keepalive (ms): the server's minimum must be below the client's time

@@ -136,6 +136,10 @@ class Admitted:
     best_stage_hit: int
     """Longest prefix any one stage could have reused (tokens, capped below the prompt)."""
     rounds: int
+    lost_to_snapshots: int = 0
+    """Tokens that every stage's blocks would have allowed beyond `endpoint`, had a snapshot been there."""
+    shared_tokens: int = 0
+    """Tokens of `endpoint` that waiting behind another request won."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +170,8 @@ class Timings:
     """From Submit to admitted: all of the above."""
     prefill_ms: float = 0.0
     """From admitted to the first token."""
+    sharing_wait_ms: float = 0.0
+    """Waiting behind a request that computed the same prefix; part of `admission_ms`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +240,8 @@ class AnnounceAck:
     key: HoldKey
     behind: tuple[HoldKey, ...] = ()
     """Requests acknowledged by the same message."""
+    refused: ErrorInfo | None = None
+    """The announcement of `key` was refused: only this request fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +274,8 @@ class Revise:
     endpoint: int
     """The lower endpoint to hold (tokens)."""
     group_endpoints: tuple[GroupEndpoint, ...] = ()
+    snapshots: int = 0
+    """As in Prepare, counted from the lower endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +320,8 @@ class Capacity:
     host_free_blocks: int = 0
     recurrent_free: int = 0
     recurrent_evictable: int = 0
+    recurrent_escrowed: int = 0
+    """Recurrent counts are slots: each is a working state or a snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +333,7 @@ class Vote:
     own_hit: int
     """Longest prefix this daemon alone could reuse (tokens, capped below the prompt)."""
     group_endpoints: tuple[GroupEndpoint, ...] = ()
+    """Own hit of each cache group this daemon has (tokens, capped below the prompt), whatever was asked."""
     demand_blocks: int = 0
     shortfall: tuple[GroupBlocks, ...] = ()
     backed_free: int = 0
@@ -345,6 +358,8 @@ class HoldState:
     leased_blocks: int
     escrow_blocks: int
     owned_blocks: int
+    escrow_states: int = 0
+    owned_states: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,6 +375,12 @@ class Inventory:
     cached_blocks: int
     quarantined_blocks: int
     handoffs: tuple[str, ...] = ()
+    state_slots: int = 0
+    cached_states: int = 0
+    quarantined_states: int = 0
+    host_pool_blocks: int = 0
+    host_cached_blocks: int = 0
+    """Host blocks that nobody holds."""
 
 
 # --- digests ------------------------------------------------------------------------------------
@@ -409,7 +430,7 @@ class Row:
     final: bool = False
     """This chunk ends the prompt: the last stage reports the first token."""
     snapshots: tuple[int, ...] = ()
-    """Token positions inside the chunk at which a recurrent snapshot is taken."""
+    """Token positions in (start, start + length], multiples of B, at which a recurrent snapshot is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,6 +459,8 @@ class Heartbeat:
     capacity: Capacity | None = None
     draining: bool = False
     """The daemon wants to leave: admit nothing new, end the formation when nothing runs."""
+    reported_wave: WaveOrdinal = WaveOrdinal(0)
+    """From the controller: last wave whose report it has; later reports are sent again on a new stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -504,6 +527,15 @@ class ModelFacts:
     """Longest prompt in tokens."""
     path: str = ""
     """Folder that holds the tokenizer; may not exist on other hosts."""
+    recurrent_layers: tuple[int, ...] = ()
+    """Global numbers of the layers with recurrent state, ascending; the others attend."""
+
+    def groups_of(self, first_layer: int, last_layer: int) -> tuple[CacheGroup, ...]:
+        """Cache groups of the band [first_layer, last_layer)."""
+        recurrent = sum(first_layer <= layer < last_layer for layer in self.recurrent_layers)
+        attention = last_layer - first_layer - recurrent
+        groups = ((CacheGroup.ATTENTION, attention), (CacheGroup.RECURRENT, recurrent))
+        return tuple(group for group, layers in groups if layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -532,6 +564,8 @@ class MemberRecord:
     groups: tuple[CacheGroup, ...] = (CacheGroup.ATTENTION,)
     pid: int = 0
     version: str = ""
+    state_slots: int = 0
+    """Slots of the recurrent group (working states and snapshots); 0 where the band has no recurrent layer."""
 
 
 class LinkKind(Enum):
@@ -577,6 +611,9 @@ class JoinPlan:
     deadline_ms: int
     heartbeat_ms: int = 250
     silence_ms: int = 1250
+    state_slots: int = 0
+    groups: tuple[CacheGroup, ...] = (CacheGroup.ATTENTION,)
+    """Cache groups of the band: what this stage must hold for a prefix to be reusable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -592,3 +629,5 @@ class JoinReply:
     capacity: Capacity
     device: str = ""
     loaded_layers: tuple[int, ...] = field(default=())
+    state_slots: int = 0
+    bytes_per_state: int = 0

@@ -9,36 +9,81 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wavepp_proto.hashing import HashScope
+from wavepp_controller.core.actions import (
+    Action,
+    AnnounceRequest,
+    AskInventory,
+    Emit,
+    EndFormation,
+    FormPipeline,
+    HashPrompt,
+    RefuseReform,
+    RefuseSubmit,
+    ReopenStreams,
+    SendRound,
+    SendWave,
+    Span,
+    WatchAgain,
+)
 from wavepp_proto.terms import (
     AnnounceAck,
     DaemonKey,
     Digest,
     Epoch,
     ErrorInfo,
-    Fence,
     Formation,
     Heartbeat,
-    HoldKey,
     Incarnation,
-    JoinPlan,
+    Inventory,
     JoinReply,
     LinkKind,
     MemberRecord,
     PipelineId,
-    PrefillEvent,
     PrefillRequest,
     RequestId,
-    Round,
-    Row,
-    Timings,
-    TraceContext,
     Votes,
-    WaveOrdinal,
     WaveReport,
 )
 
-# --- events -------------------------------------------------------------------------------------
+__all__ = [
+    "Action",
+    "AnnounceAcked",
+    "AnnounceRequest",
+    "AskInventory",
+    "BeatArrived",
+    "Cancel",
+    "DigestArrived",
+    "DrainAsked",
+    "Emit",
+    "EndFormation",
+    "Event",
+    "FormPipeline",
+    "HashPrompt",
+    "Hashed",
+    "InventoryArrived",
+    "JoinFailed",
+    "Joined",
+    "LeadershipLost",
+    "LeadershipWon",
+    "MemberGone",
+    "MemberUp",
+    "MembershipFrozen",
+    "ReformAsked",
+    "RefuseReform",
+    "RefuseSubmit",
+    "ReopenStreams",
+    "ReportArrived",
+    "SendRound",
+    "SendWave",
+    "Span",
+    "StageShape",
+    "StreamLost",
+    "StreamsReopened",
+    "Submit",
+    "Tick",
+    "VotesArrived",
+    "WatchAgain",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +142,33 @@ class JoinFailed:
 
 @dataclass(frozen=True, slots=True)
 class StreamLost:
-    """Any stream to a daemon broke: the daemon is lost to this formation."""
+    """A stream to a daemon broke, or was refused."""
 
     key: DaemonKey
     incarnation: Incarnation
     formation: Formation
     error: ErrorInfo
+    now: float
+    resumable: bool = False
+    """The connection broke or a message was missing, and the daemon may be alive: the core may answer
+    ReopenStreams. False: the process is gone or says that the formation is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamsReopened:
+    """Answer to ReopenStreams: all streams are open again, nothing was sent on them yet but the opening heartbeat."""
+
+    key: DaemonKey
+    formation: Formation
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryArrived:
+    """Answer to AskInventory."""
+
+    key: DaemonKey
+    inventory: Inventory
     now: float
 
 
@@ -210,6 +276,8 @@ Event = (
     | Joined
     | JoinFailed
     | StreamLost
+    | StreamsReopened
+    | InventoryArrived
     | Submit
     | Hashed
     | Cancel
@@ -221,129 +289,4 @@ Event = (
     | ReformAsked
     | DrainAsked
     | Tick
-)
-
-# --- actions ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class FormPipeline:
-    """Per plan: Inventory (installs the epoch), then Join, then open all streams; answer Joined or
-    JoinFailed. Joins of one formation must run concurrently: links meet inside them."""
-
-    pipeline: PipelineId
-    formation: Formation
-    plans: tuple[JoinPlan, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class EndFormation:
-    """Tell every daemon still there (best effort, bounded), close the streams to all of them."""
-
-    pipeline: PipelineId
-    formation: Formation
-    targets: tuple[tuple[DaemonKey, Fence], ...]
-    cause: ErrorInfo
-
-
-@dataclass(frozen=True, slots=True)
-class RefuseReform:
-    pipeline: PipelineId
-    error: ErrorInfo
-
-
-@dataclass(frozen=True, slots=True)
-class RefuseSubmit:
-    """Answer to the Submit being handled: a request of this id is alive, and goes on undisturbed.
-
-    Every other refusal is an Emit of Failed, because then no stream of this id exists yet."""
-
-    request_id: RequestId
-    error: ErrorInfo
-
-
-@dataclass(frozen=True, slots=True)
-class HashPrompt:
-    """Hash off the critical path, in slices or a pool; answer Hashed."""
-
-    request_id: RequestId
-    scope: HashScope
-    token_ids: bytes
-    block_tokens: int
-    life: int
-    """Which life of the request id asks; given back in Hashed."""
-
-
-@dataclass(frozen=True, slots=True)
-class AnnounceRequest:
-    """Send to each target in frames <= limits.FRAME_BYTES; serialise the common part once."""
-
-    key: HoldKey
-    request: PrefillRequest
-    block_hashes: bytes
-    trace: TraceContext
-    targets: tuple[tuple[DaemonKey, Fence, bool], ...]
-    """(daemon, fence, needs tokens)."""
-
-
-@dataclass(frozen=True, slots=True)
-class SendRound:
-    key: DaemonKey
-    round: Round
-
-
-@dataclass(frozen=True, slots=True)
-class SendWave:
-    """The same rows to every daemon of the pipeline; serialise the rows once."""
-
-    pipeline: PipelineId
-    ordinal: WaveOrdinal
-    rows: tuple[Row, ...]
-    targets: tuple[tuple[DaemonKey, Fence], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class WatchAgain:
-    """Ask for a fresh digest snapshot."""
-
-    key: DaemonKey
-    fence: Fence
-
-
-@dataclass(frozen=True, slots=True)
-class Emit:
-    """To the client; Finished and Failed are terminal and come exactly once a request."""
-
-    event: PrefillEvent
-    admission: Timings | None = None
-    """Beside Admitted: where its admission's time went. For metrics, the client is told at the end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A finished phase of one request, for tracing; times are `now` values of the events."""
-
-    request_id: RequestId
-    name: str
-    """A name of DESIGN.md section 12."""
-    start: float
-    end: float
-    attributes: tuple[tuple[str, str | int | float | bool], ...] = ()
-    parent: str = ""
-    """Name of the enclosing phase of the same request ("" = the request itself); children are
-    emitted before their parent."""
-
-
-Action = (
-    FormPipeline
-    | EndFormation
-    | RefuseReform
-    | RefuseSubmit
-    | HashPrompt
-    | AnnounceRequest
-    | SendRound
-    | SendWave
-    | WatchAgain
-    | Emit
-    | Span
 )

@@ -47,6 +47,7 @@ def _fill_release(out: pb.Release, release: Release) -> None:
 def _fill_revise(out: pb.Revise, revise: Revise) -> None:
     c.fill_hold_key(out.key, revise.key)
     out.endpoint = revise.endpoint
+    out.snapshots = revise.snapshots
     if revise.group_endpoints:
         out.group_endpoints.extend(c.group_endpoints_to_pb(revise.group_endpoints))
 
@@ -92,7 +93,8 @@ def _release_from_pb(msg: pb.Release) -> Release:
 
 
 def _revise_from_pb(msg: pb.Revise) -> Revise:
-    return Revise(c.hold_key_from_pb(msg.key), msg.endpoint, c.group_endpoints_from_pb(msg.group_endpoints))
+    groups = c.group_endpoints_from_pb(msg.group_endpoints)
+    return Revise(c.hold_key_from_pb(msg.key), msg.endpoint, groups, msg.snapshots)
 
 
 def _prepare_from_pb(msg: pb.Prepare) -> Prepare:
@@ -177,6 +179,11 @@ def inventory_to_pb(term: Inventory) -> pb.InventoryResponse:
         cached_blocks=term.cached_blocks,
         quarantined_blocks=term.quarantined_blocks,
         handoffs=term.handoffs,
+        state_slots=term.state_slots,
+        cached_states=term.cached_states,
+        quarantined_states=term.quarantined_states,
+        host_pool_blocks=term.host_pool_blocks,
+        host_cached_blocks=term.host_cached_blocks,
     )
 
 
@@ -196,6 +203,11 @@ def inventory_from_pb(msg: pb.InventoryResponse) -> Inventory:
         cached_blocks=msg.cached_blocks,
         quarantined_blocks=msg.quarantined_blocks,
         handoffs=tuple(msg.handoffs),
+        state_slots=msg.state_slots,
+        cached_states=msg.cached_states,
+        quarantined_states=msg.quarantined_states,
+        host_pool_blocks=msg.host_pool_blocks,
+        host_cached_blocks=msg.host_cached_blocks,
     )
 
 
@@ -212,10 +224,19 @@ def _hold_state_to_pb(hold: HoldState) -> pb.HoldState:
         leased_blocks=hold.leased_blocks,
         escrow_blocks=hold.escrow_blocks,
         owned_blocks=hold.owned_blocks,
+        escrow_states=hold.escrow_states,
+        owned_states=hold.owned_states,
     )
 
 
 def _hold_state_from_pb(msg: pb.HoldState) -> HoldState:
     return HoldState(
-        c.hold_key_from_pb(msg.key), msg.phase, msg.endpoint, msg.leased_blocks, msg.escrow_blocks, msg.owned_blocks
+        key=c.hold_key_from_pb(msg.key),
+        phase=msg.phase,
+        endpoint=msg.endpoint,
+        leased_blocks=msg.leased_blocks,
+        escrow_blocks=msg.escrow_blocks,
+        owned_blocks=msg.owned_blocks,
+        escrow_states=msg.escrow_states,
+        owned_states=msg.owned_states,
     )

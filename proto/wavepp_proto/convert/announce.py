@@ -156,6 +156,8 @@ def announce_ack_to_pb(ack: AnnounceAck) -> pb.AnnounceResponse:
     c.fill_hold_key(out.key, ack.key)
     for key in ack.behind:
         c.fill_hold_key(out.behind.add(), key)
+    if ack.refused is not None:
+        c.fill_error(out.refused, ack.refused)
     return out
 
 
@@ -164,4 +166,5 @@ def announce_ack_from_pb(msg: pb.AnnounceResponse) -> AnnounceAck:
     _check.present("fence", msg.HasField("fence"))
     _check.at_most("announce acks", 1 + len(msg.behind), limits.MAX_ANNOUNCE_FRAMES)
     behind = tuple([c.hold_key_from_pb(key) for key in msg.behind])
-    return AnnounceAck(c.fence_from_pb(msg.fence), c.hold_key_from_pb(msg.key), behind)
+    refused = c.error_from_pb(msg.refused) if msg.HasField("refused") else None
+    return AnnounceAck(c.fence_from_pb(msg.fence), c.hold_key_from_pb(msg.key), behind, refused)

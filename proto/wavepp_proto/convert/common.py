@@ -206,6 +206,7 @@ def fill_capacity(out: pb.Capacity, capacity: Capacity) -> None:
     out.host_free_blocks = capacity.host_free_blocks
     out.recurrent_free = capacity.recurrent_free
     out.recurrent_evictable = capacity.recurrent_evictable
+    out.recurrent_escrowed = capacity.recurrent_escrowed
 
 
 def capacity_to_pb(capacity: Capacity) -> pb.Capacity:
@@ -223,6 +224,7 @@ def capacity_from_pb(msg: pb.Capacity) -> Capacity:
         msg.host_free_blocks,
         msg.recurrent_free,
         msg.recurrent_evictable,
+        msg.recurrent_escrowed,
     )
 
 

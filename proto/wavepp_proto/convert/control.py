@@ -5,7 +5,7 @@ from __future__ import annotations
 from wavepp_proto import limits
 from wavepp_proto.convert import _check
 from wavepp_proto.convert import common as c
-from wavepp_proto.terms import ErrorInfo, Fence, Incarnation, JoinPlan, JoinReply, LinkKind, Peer
+from wavepp_proto.terms import CacheGroup, ErrorInfo, Fence, Incarnation, JoinPlan, JoinReply, LinkKind, Peer
 from wavepp_proto.v1 import control_pb2 as pb
 
 _LINK_TO_PB = {
@@ -38,6 +38,8 @@ def join_plan_to_pb(plan: JoinPlan) -> pb.JoinRequest:
         deadline_ms=plan.deadline_ms,
         heartbeat_ms=plan.heartbeat_ms,
         silence_ms=plan.silence_ms,
+        state_slots=plan.state_slots,
+        groups=[c.GROUP_TO_PB[group] for group in plan.groups],
     )
 
 
@@ -65,6 +67,8 @@ def join_plan_from_pb(msg: pb.JoinRequest) -> JoinPlan:
         deadline_ms=msg.deadline_ms,
         heartbeat_ms=msg.heartbeat_ms,
         silence_ms=msg.silence_ms,
+        state_slots=msg.state_slots,
+        groups=tuple(c.group_from_pb(group) for group in msg.groups) or (CacheGroup.ATTENTION,),
     )
 
 
@@ -78,6 +82,7 @@ def _check_shape(msg: pb.JoinRequest) -> None:
     _check.at_most("block_tokens", _check.at_least("block_tokens", msg.block_tokens, 1), limits.MAX_BLOCK_TOKENS)
     _check.at_least("pool_blocks", msg.pool_blocks, 1)
     _check.at_most("floor_blocks", msg.floor_blocks, msg.pool_blocks)
+    _check.at_most("state_slots", msg.state_slots, limits.MAX_STATE_SLOTS)
     _check.at_least("wave_tokens", msg.wave_tokens, 1)
     _check.at_most("lanes", _check.at_least("lanes", msg.lanes, 1), limits.MAX_LANES)
     _check.at_least("silence_ms", msg.silence_ms, _check.at_least("heartbeat_ms", msg.heartbeat_ms, 1) + 1)
@@ -108,6 +113,8 @@ def join_reply_to_pb(reply: JoinReply) -> pb.JoinResponse:
         capacity=c.capacity_to_pb(reply.capacity),
         device=reply.device,
         loaded_layers=reply.loaded_layers,
+        state_slots=reply.state_slots,
+        bytes_per_state=reply.bytes_per_state,
     )
 
 
@@ -126,6 +133,8 @@ def join_reply_from_pb(msg: pb.JoinResponse) -> JoinReply:
         capacity=c.capacity_from_pb(msg.capacity),
         device=msg.device,
         loaded_layers=tuple(msg.loaded_layers),
+        state_slots=msg.state_slots,
+        bytes_per_state=msg.bytes_per_state,
     )
 
 

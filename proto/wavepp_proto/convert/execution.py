@@ -77,6 +77,7 @@ def _fill_heartbeat(out: pb.Heartbeat, beat: Heartbeat) -> None:
     out.queued_waves = beat.queued_waves
     out.loop_delay_us = beat.loop_delay_us
     out.draining = beat.draining
+    out.reported_wave = beat.reported_wave
     if beat.executing_wave is not None:
         out.executing_wave = beat.executing_wave
     if beat.capacity is not None:
@@ -86,7 +87,16 @@ def _fill_heartbeat(out: pb.Heartbeat, beat: Heartbeat) -> None:
 def _heartbeat_from_pb(fence: Fence, msg: pb.Heartbeat) -> Heartbeat:
     executing = WaveOrdinal(msg.executing_wave) if msg.HasField("executing_wave") else None
     capacity = c.capacity_from_pb(msg.capacity) if msg.HasField("capacity") else None
-    return Heartbeat(fence, msg.count, executing, msg.queued_waves, msg.loop_delay_us, capacity, msg.draining)
+    return Heartbeat(
+        fence,
+        msg.count,
+        executing,
+        msg.queued_waves,
+        msg.loop_delay_us,
+        capacity,
+        msg.draining,
+        WaveOrdinal(msg.reported_wave),
+    )
 
 
 def wave_response_to_pb(term: WaveReport | Heartbeat) -> pb.WaveResponse:

@@ -75,6 +75,8 @@ def admitted_to_pb(event: Admitted) -> pb.Admitted:
         candidate=event.candidate,
         best_stage_hit=event.best_stage_hit,
         rounds=event.rounds,
+        lost_to_snapshots=event.lost_to_snapshots,
+        shared_tokens=event.shared_tokens,
     )
     if event.limiting_stage is not None:
         out.limiting_stage = event.limiting_stage
@@ -90,6 +92,8 @@ def admitted_from_pb(request_id: RequestId, msg: pb.Admitted) -> Admitted:
         limiting_stage=StageIndex(msg.limiting_stage) if msg.HasField("limiting_stage") else None,
         best_stage_hit=msg.best_stage_hit,
         rounds=msg.rounds,
+        lost_to_snapshots=msg.lost_to_snapshots,
+        shared_tokens=msg.shared_tokens,
     )
 
 
@@ -156,6 +160,7 @@ def timings_to_pb(timings: Timings) -> pb.Timings:
         capacity_wait_ms=timings.capacity_wait_ms,
         admission_ms=timings.admission_ms,
         prefill_ms=timings.prefill_ms,
+        sharing_wait_ms=timings.sharing_wait_ms,
     )
 
 
@@ -169,4 +174,5 @@ def timings_from_pb(msg: pb.Timings) -> Timings:
         msg.capacity_wait_ms,
         msg.admission_ms,
         msg.prefill_ms,
+        msg.sharing_wait_ms,
     )

@@ -67,6 +67,7 @@ def encode_record(record: MemberRecord) -> bytes:
             "vocabulary": model.vocabulary,
             "window": model.window,
             "path": model.path,
+            "recurrent_layers": list(model.recurrent_layers),
         },
         "first_layer": record.first_layer,
         "last_layer": record.last_layer,
@@ -77,6 +78,7 @@ def encode_record(record: MemberRecord) -> bytes:
         "groups": [group.value for group in record.groups],
         "pid": record.pid,
         "version": record.version,
+        "state_slots": record.state_slots,
     }
     encoded = json.dumps(document, separators=(",", ":")).encode()
     decode_record(encoded)
@@ -120,6 +122,7 @@ def decode_record(value: bytes) -> MemberRecord:
             vocabulary=model.count("vocabulary", 1, limits.MAX_VOCABULARY),
             window=model.count("window", 1),
             path=model.text("path", 4096),
+            recurrent_layers=model.layers("recurrent_layers", layers),
         ),
         first_layer=first_layer,
         last_layer=read.count("last_layer", first_layer + 1, layers),
@@ -130,6 +133,7 @@ def decode_record(value: bytes) -> MemberRecord:
         groups=read.groups("groups"),
         pid=read.count("pid", 0),
         version=read.text("version"),
+        state_slots=read.count("state_slots", 0, limits.MAX_STATE_SLOTS) if "state_slots" in document else 0,
     )
 
 
@@ -177,6 +181,15 @@ class _Reader:
         if unknown is not None:
             raise self._wrong(name, "has an unknown cache group", unknown)
         return tuple(known[entry] for entry in value)
+
+    def layers(self, name: str, layers: int) -> tuple[int, ...]:
+        """Ascending layer numbers; a record of an older daemon has none."""
+        value = self._document.get(name, [])
+        if not isinstance(value, list) or not all(type(entry) is int and 0 <= entry < layers for entry in value):
+            raise self._wrong(name, "must be a list of layer numbers", value, layers - 1)
+        if value != sorted(set(value)):
+            raise self._wrong(name, "must be ascending", value)
+        return tuple(value)
 
     def inner(self, name: str) -> _Reader:
         return _Reader(self._field(name), f"{self._path}{name}.")

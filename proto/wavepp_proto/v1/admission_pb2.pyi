@@ -120,6 +120,7 @@ class AnnounceResponse(_message.Message):
     FENCE_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
     BEHIND_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def fence(self) -> _common_pb2.Fence: ...
     @_builtins.property
@@ -128,16 +129,21 @@ class AnnounceResponse(_message.Message):
     def behind(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.HoldKey]:
         """Acknowledged by the same message, in order."""
 
+    @_builtins.property
+    def refused(self) -> _common_pb2.Error:
+        """The announcement of `key` was refused: only this request fails."""
+
     def __init__(
         self,
         *,
         fence: _common_pb2.Fence | None = ...,
         key: _common_pb2.HoldKey | None = ...,
         behind: _abc.Iterable[_common_pb2.HoldKey] | None = ...,
+        refused: _common_pb2.Error | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["fence", b"fence", "key", b"key"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fence", b"fence", "key", b"key", "refused", b"refused"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["behind", b"behind", "fence", b"fence", "key", b"key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["behind", b"behind", "fence", b"fence", "key", b"key", "refused", b"refused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -222,8 +228,11 @@ class Revise(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     ENDPOINT_FIELD_NUMBER: _builtins.int
     GROUP_ENDPOINTS_FIELD_NUMBER: _builtins.int
+    SNAPSHOTS_FIELD_NUMBER: _builtins.int
     endpoint: _builtins.int
     """The lower endpoint to hold (tokens)."""
+    snapshots: _builtins.int
+    """Recurrent snapshots that the request will take from the lower endpoint on."""
     @_builtins.property
     def key(self) -> _common_pb2.HoldKey: ...
     @_builtins.property
@@ -234,10 +243,11 @@ class Revise(_message.Message):
         key: _common_pb2.HoldKey | None = ...,
         endpoint: _builtins.int = ...,
         group_endpoints: _abc.Iterable[_common_pb2.GroupEndpoint] | None = ...,
+        snapshots: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "group_endpoints", b"group_endpoints", "key", b"key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "group_endpoints", b"group_endpoints", "key", b"key", "snapshots", b"snapshots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -394,12 +404,24 @@ class InventoryResponse(_message.Message):
     CACHED_BLOCKS_FIELD_NUMBER: _builtins.int
     QUARANTINED_BLOCKS_FIELD_NUMBER: _builtins.int
     HANDOFFS_FIELD_NUMBER: _builtins.int
+    STATE_SLOTS_FIELD_NUMBER: _builtins.int
+    CACHED_STATES_FIELD_NUMBER: _builtins.int
+    QUARANTINED_STATES_FIELD_NUMBER: _builtins.int
+    HOST_POOL_BLOCKS_FIELD_NUMBER: _builtins.int
+    HOST_CACHED_BLOCKS_FIELD_NUMBER: _builtins.int
     last_round: _builtins.int
     last_wave: _builtins.int
     running_hash: _builtins.bytes
     pool_blocks: _builtins.int
     cached_blocks: _builtins.int
     quarantined_blocks: _builtins.int
+    state_slots: _builtins.int
+    """Snapshots and working states: all slots of the recurrent group, and how many nobody holds."""
+    cached_states: _builtins.int
+    quarantined_states: _builtins.int
+    host_pool_blocks: _builtins.int
+    host_cached_blocks: _builtins.int
+    """Host blocks that nobody holds."""
     @_builtins.property
     def fence(self) -> _common_pb2.Fence: ...
     @_builtins.property
@@ -426,10 +448,15 @@ class InventoryResponse(_message.Message):
         cached_blocks: _builtins.int = ...,
         quarantined_blocks: _builtins.int = ...,
         handoffs: _abc.Iterable[_builtins.str] | None = ...,
+        state_slots: _builtins.int = ...,
+        cached_states: _builtins.int = ...,
+        quarantined_states: _builtins.int = ...,
+        host_pool_blocks: _builtins.int = ...,
+        host_cached_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "fence", b"fence"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["announced", b"announced", "cached_blocks", b"cached_blocks", "capacity", b"capacity", "fence", b"fence", "handoffs", b"handoffs", "holds", b"holds", "last_round", b"last_round", "last_wave", b"last_wave", "pool_blocks", b"pool_blocks", "quarantined_blocks", b"quarantined_blocks", "running_hash", b"running_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["announced", b"announced", "cached_blocks", b"cached_blocks", "cached_states", b"cached_states", "capacity", b"capacity", "fence", b"fence", "handoffs", b"handoffs", "holds", b"holds", "host_cached_blocks", b"host_cached_blocks", "host_pool_blocks", b"host_pool_blocks", "last_round", b"last_round", "last_wave", b"last_wave", "pool_blocks", b"pool_blocks", "quarantined_blocks", b"quarantined_blocks", "quarantined_states", b"quarantined_states", "running_hash", b"running_hash", "state_slots", b"state_slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -445,6 +472,8 @@ class HoldState(_message.Message):
     LEASED_BLOCKS_FIELD_NUMBER: _builtins.int
     ESCROW_BLOCKS_FIELD_NUMBER: _builtins.int
     OWNED_BLOCKS_FIELD_NUMBER: _builtins.int
+    ESCROW_STATES_FIELD_NUMBER: _builtins.int
+    OWNED_STATES_FIELD_NUMBER: _builtins.int
     phase: _builtins.str
     """leased, escrowed, committed, materialising or owned."""
     endpoint: _builtins.int
@@ -452,6 +481,9 @@ class HoldState(_message.Message):
     leased_blocks: _builtins.int
     escrow_blocks: _builtins.int
     owned_blocks: _builtins.int
+    escrow_states: _builtins.int
+    """Slots of the recurrent group: promised, and owned."""
+    owned_states: _builtins.int
     @_builtins.property
     def key(self) -> _common_pb2.HoldKey: ...
     def __init__(
@@ -463,10 +495,12 @@ class HoldState(_message.Message):
         leased_blocks: _builtins.int = ...,
         escrow_blocks: _builtins.int = ...,
         owned_blocks: _builtins.int = ...,
+        escrow_states: _builtins.int = ...,
+        owned_states: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "escrow_blocks", b"escrow_blocks", "key", b"key", "leased_blocks", b"leased_blocks", "owned_blocks", b"owned_blocks", "phase", b"phase"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "escrow_blocks", b"escrow_blocks", "escrow_states", b"escrow_states", "key", b"key", "leased_blocks", b"leased_blocks", "owned_blocks", b"owned_blocks", "owned_states", b"owned_states", "phase", b"phase"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

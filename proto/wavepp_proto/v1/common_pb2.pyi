@@ -279,6 +279,7 @@ class Capacity(_message.Message):
     HOST_FREE_BLOCKS_FIELD_NUMBER: _builtins.int
     RECURRENT_FREE_FIELD_NUMBER: _builtins.int
     RECURRENT_EVICTABLE_FIELD_NUMBER: _builtins.int
+    RECURRENT_ESCROWED_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     free_blocks: _builtins.int
     """Blocks (snapshots for the recurrent fields)."""
@@ -287,6 +288,7 @@ class Capacity(_message.Message):
     host_free_blocks: _builtins.int
     recurrent_free: _builtins.int
     recurrent_evictable: _builtins.int
+    recurrent_escrowed: _builtins.int
     def __init__(
         self,
         *,
@@ -297,10 +299,11 @@ class Capacity(_message.Message):
         host_free_blocks: _builtins.int = ...,
         recurrent_free: _builtins.int = ...,
         recurrent_evictable: _builtins.int = ...,
+        recurrent_escrowed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["escrowed_blocks", b"escrowed_blocks", "evictable_blocks", b"evictable_blocks", "free_blocks", b"free_blocks", "host_free_blocks", b"host_free_blocks", "recurrent_evictable", b"recurrent_evictable", "recurrent_free", b"recurrent_free", "seq", b"seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["escrowed_blocks", b"escrowed_blocks", "evictable_blocks", b"evictable_blocks", "free_blocks", b"free_blocks", "host_free_blocks", b"host_free_blocks", "recurrent_escrowed", b"recurrent_escrowed", "recurrent_evictable", b"recurrent_evictable", "recurrent_free", b"recurrent_free", "seq", b"seq"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -97,6 +97,8 @@ class JoinRequest(_message.Message):
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     HEARTBEAT_MS_FIELD_NUMBER: _builtins.int
     SILENCE_MS_FIELD_NUMBER: _builtins.int
+    STATE_SLOTS_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
     stages: _builtins.int
     ranks: _builtins.int
     model_fingerprint: _builtins.str
@@ -121,12 +123,18 @@ class JoinRequest(_message.Message):
     heartbeat_ms: _builtins.int
     silence_ms: _builtins.int
     """Silence after which the other side counts as lost."""
+    state_slots: _builtins.int
+    """Slots of the recurrent group: working states and snapshots; 0 where the band has no recurrent layer."""
     @_builtins.property
     def fence(self) -> _common_pb2.Fence: ...
     @_builtins.property
     def key(self) -> _common_pb2.DaemonKey: ...
     @_builtins.property
     def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Peer]: ...
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.CacheGroup.ValueType]:
+        """Cache groups of the band; empty from older controllers means attention."""
+
     def __init__(
         self,
         *,
@@ -149,10 +157,12 @@ class JoinRequest(_message.Message):
         deadline_ms: _builtins.int = ...,
         heartbeat_ms: _builtins.int = ...,
         silence_ms: _builtins.int = ...,
+        state_slots: _builtins.int = ...,
+        groups: _abc.Iterable[_common_pb2.CacheGroup.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fence", b"fence", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "deadline_ms", b"deadline_ms", "fence", b"fence", "first_layer", b"first_layer", "floor_blocks", b"floor_blocks", "heartbeat_ms", b"heartbeat_ms", "host_pool_blocks", b"host_pool_blocks", "key", b"key", "lanes", b"lanes", "last_layer", b"last_layer", "link", b"link", "link_store", b"link_store", "model_fingerprint", b"model_fingerprint", "peers", b"peers", "pool_blocks", b"pool_blocks", "ranks", b"ranks", "silence_ms", b"silence_ms", "stages", b"stages", "wave_tokens", b"wave_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "deadline_ms", b"deadline_ms", "fence", b"fence", "first_layer", b"first_layer", "floor_blocks", b"floor_blocks", "groups", b"groups", "heartbeat_ms", b"heartbeat_ms", "host_pool_blocks", b"host_pool_blocks", "key", b"key", "lanes", b"lanes", "last_layer", b"last_layer", "link", b"link", "link_store", b"link_store", "model_fingerprint", b"model_fingerprint", "peers", b"peers", "pool_blocks", b"pool_blocks", "ranks", b"ranks", "silence_ms", b"silence_ms", "stages", b"stages", "state_slots", b"state_slots", "wave_tokens", b"wave_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -172,6 +182,8 @@ class JoinResponse(_message.Message):
     CAPACITY_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     LOADED_LAYERS_FIELD_NUMBER: _builtins.int
+    STATE_SLOTS_FIELD_NUMBER: _builtins.int
+    BYTES_PER_STATE_FIELD_NUMBER: _builtins.int
     pool_blocks: _builtins.int
     needs_tokens: _builtins.bool
     """Token ids must be announced to this stage although it is not the first."""
@@ -179,6 +191,8 @@ class JoinResponse(_message.Message):
     """Width of an activation row; 0 for engines without tensors."""
     bytes_per_block: _builtins.int
     device: _builtins.str
+    state_slots: _builtins.int
+    bytes_per_state: _builtins.int
     @_builtins.property
     def fence(self) -> _common_pb2.Fence: ...
     @_builtins.property
@@ -202,10 +216,12 @@ class JoinResponse(_message.Message):
         capacity: _common_pb2.Capacity | None = ...,
         device: _builtins.str = ...,
         loaded_layers: _abc.Iterable[_builtins.int] | None = ...,
+        state_slots: _builtins.int = ...,
+        bytes_per_state: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "fence", b"fence", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_block", b"bytes_per_block", "capacity", b"capacity", "device", b"device", "fence", b"fence", "groups", b"groups", "hidden", b"hidden", "key", b"key", "loaded_layers", b"loaded_layers", "needs_tokens", b"needs_tokens", "pool_blocks", b"pool_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_block", b"bytes_per_block", "bytes_per_state", b"bytes_per_state", "capacity", b"capacity", "device", b"device", "fence", b"fence", "groups", b"groups", "hidden", b"hidden", "key", b"key", "loaded_layers", b"loaded_layers", "needs_tokens", b"needs_tokens", "pool_blocks", b"pool_blocks", "state_slots", b"state_slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -121,6 +121,7 @@ class Heartbeat(_message.Message):
     LOOP_DELAY_US_FIELD_NUMBER: _builtins.int
     CAPACITY_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    REPORTED_WAVE_FIELD_NUMBER: _builtins.int
     count: _builtins.int
     """Beats sent on this stream."""
     executing_wave: _builtins.int
@@ -130,6 +131,8 @@ class Heartbeat(_message.Message):
     """Event-loop delay (microseconds)."""
     draining: _builtins.bool
     """From a daemon that wants to leave: admit nothing new, end the formation when nothing runs."""
+    reported_wave: _builtins.int
+    """From the controller: last wave whose report it has. A daemon sends later reports again on a new stream."""
     @_builtins.property
     def capacity(self) -> _common_pb2.Capacity: ...
     def __init__(
@@ -141,10 +144,11 @@ class Heartbeat(_message.Message):
         loop_delay_us: _builtins.int = ...,
         capacity: _common_pb2.Capacity | None = ...,
         draining: _builtins.bool = ...,
+        reported_wave: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_executing_wave", b"_executing_wave", "capacity", b"capacity", "executing_wave", b"executing_wave"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_executing_wave", b"_executing_wave", "capacity", b"capacity", "count", b"count", "draining", b"draining", "executing_wave", b"executing_wave", "loop_delay_us", b"loop_delay_us", "queued_waves", b"queued_waves"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_executing_wave", b"_executing_wave", "capacity", b"capacity", "count", b"count", "draining", b"draining", "executing_wave", b"executing_wave", "loop_delay_us", b"loop_delay_us", "queued_waves", b"queued_waves", "reported_wave", b"reported_wave"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__executing_wave: _TypeAlias = _typing.Literal["executing_wave"]  # noqa: Y015
     _WhichOneofArgType__executing_wave: _TypeAlias = _typing.Literal["_executing_wave", b"_executing_wave"]  # noqa: Y015

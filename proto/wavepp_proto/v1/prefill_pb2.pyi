@@ -196,6 +196,8 @@ class Admitted(_message.Message):
     LIMITING_STAGE_FIELD_NUMBER: _builtins.int
     BEST_STAGE_HIT_FIELD_NUMBER: _builtins.int
     ROUNDS_FIELD_NUMBER: _builtins.int
+    LOST_TO_SNAPSHOTS_FIELD_NUMBER: _builtins.int
+    SHARED_TOKENS_FIELD_NUMBER: _builtins.int
     attempt: _builtins.int
     endpoint: _builtins.int
     """Tokens reused on every stage; a multiple of the block size, below the prompt length."""
@@ -206,6 +208,10 @@ class Admitted(_message.Message):
     best_stage_hit: _builtins.int
     """Longest prefix any one stage could reuse (tokens)."""
     rounds: _builtins.int
+    lost_to_snapshots: _builtins.int
+    """Tokens that every stage's blocks would have allowed beyond `endpoint`, had a snapshot been there."""
+    shared_tokens: _builtins.int
+    """Tokens of `endpoint` that waiting behind another request won."""
     def __init__(
         self,
         *,
@@ -215,10 +221,12 @@ class Admitted(_message.Message):
         limiting_stage: _builtins.int | None = ...,
         best_stage_hit: _builtins.int = ...,
         rounds: _builtins.int = ...,
+        lost_to_snapshots: _builtins.int = ...,
+        shared_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_limiting_stage", b"_limiting_stage", "limiting_stage", b"limiting_stage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limiting_stage", b"_limiting_stage", "attempt", b"attempt", "best_stage_hit", b"best_stage_hit", "candidate", b"candidate", "endpoint", b"endpoint", "limiting_stage", b"limiting_stage", "rounds", b"rounds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limiting_stage", b"_limiting_stage", "attempt", b"attempt", "best_stage_hit", b"best_stage_hit", "candidate", b"candidate", "endpoint", b"endpoint", "limiting_stage", b"limiting_stage", "lost_to_snapshots", b"lost_to_snapshots", "rounds", b"rounds", "shared_tokens", b"shared_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__limiting_stage: _TypeAlias = _typing.Literal["limiting_stage"]  # noqa: Y015
     _WhichOneofArgType__limiting_stage: _TypeAlias = _typing.Literal["_limiting_stage", b"_limiting_stage"]  # noqa: Y015
@@ -263,6 +271,7 @@ class Timings(_message.Message):
     CAPACITY_WAIT_MS_FIELD_NUMBER: _builtins.int
     ADMISSION_MS_FIELD_NUMBER: _builtins.int
     PREFILL_MS_FIELD_NUMBER: _builtins.int
+    SHARING_WAIT_MS_FIELD_NUMBER: _builtins.int
     queue_ms: _builtins.float
     hash_ms: _builtins.float
     hint_ms: _builtins.float
@@ -273,6 +282,8 @@ class Timings(_message.Message):
     """Submit to admitted."""
     prefill_ms: _builtins.float
     """Admitted to first token."""
+    sharing_wait_ms: _builtins.float
+    """Waiting behind a request that computed the same prefix."""
     def __init__(
         self,
         *,
@@ -284,10 +295,11 @@ class Timings(_message.Message):
         capacity_wait_ms: _builtins.float = ...,
         admission_ms: _builtins.float = ...,
         prefill_ms: _builtins.float = ...,
+        sharing_wait_ms: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_ms", b"admission_ms", "announce_ms", b"announce_ms", "capacity_wait_ms", b"capacity_wait_ms", "hash_ms", b"hash_ms", "hint_ms", b"hint_ms", "prefill_ms", b"prefill_ms", "queue_ms", b"queue_ms", "rounds_ms", b"rounds_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_ms", b"admission_ms", "announce_ms", b"announce_ms", "capacity_wait_ms", b"capacity_wait_ms", "hash_ms", b"hash_ms", "hint_ms", b"hint_ms", "prefill_ms", b"prefill_ms", "queue_ms", b"queue_ms", "rounds_ms", b"rounds_ms", "sharing_wait_ms", b"sharing_wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

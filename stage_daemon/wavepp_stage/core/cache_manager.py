@@ -5,18 +5,34 @@ their cache to us; an engine with a cache manager of its own brings an adapter. 
 (machine.py) is the only caller and holds the shell's mutex; no method blocks or copies cache.
 
 One hold's life: lease, escrow, commit (revise any number of times before materialise), materialise,
-publish after each of its waves, release. `release` is legal at any time, and idempotent.
+plan_state and publish for each of its rows, release. `release` is legal at any time, and idempotent.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
-from wavepp_proto.terms import Capacity, Digest, HoldKey, HoldState
+from wavepp_proto.terms import Capacity, Digest, GroupEndpoint, HoldKey, HoldState
 from wavepp_stage.core.block_hashes import BlockHashes
 from wavepp_stage.core.census import Census
-from wavepp_stage.core.work import BlockTable
+from wavepp_stage.core.work import BlockTable, CopyLot, StateWork
+
+
+@dataclass(frozen=True, slots=True)
+class Shortfall:
+    """What is missing; false when nothing is."""
+
+    blocks: int = 0
+    states: int = 0
+    """Slots of the recurrent group."""
+
+    def __bool__(self) -> bool:
+        return bool(self.blocks or self.states)
+
+
+ENOUGH = Shortfall()
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,59 +40,90 @@ class Lease:
     """Answer to `lease`."""
 
     endpoint: int
-    """Tokens held; a multiple of B, at most the candidate. 0 when refused."""
+    """Tokens held, usable by EVERY group of this stage; a multiple of B, at most the candidate. 0 when refused."""
     own_hit: int
-    """Longest prefix this stage could reuse (tokens), capped strictly below the prompt."""
-    shortfall: int = 0
-    """Blocks missing for lease AND escrow; 0 means held."""
+    """Longest prefix this stage alone could reuse (tokens), capped strictly below the prompt."""
+    group_hits: tuple[GroupEndpoint, ...] = ()
+    """The same for each group alone: deepest resident block, deepest snapshot."""
+    shortfall: Shortfall = ENOUGH
+    """Missing for lease AND escrow; false means held."""
 
 
 @dataclass(frozen=True, slots=True)
 class Escrow:
-    """Answer to `escrow` and `revise`."""
+    """Answer to `escrow`, `commit` and `revise`."""
 
     endpoint: int
     """Tokens held after this step."""
     demand: int
-    """Blocks promised: ceil(prompt / B) less the leased ones."""
-    shortfall: int = 0
-    """Blocks missing; 0 means promised. On a shortfall nothing has changed."""
+    """Blocks promised: ceil(prompt / B) less the leased ones that are on the device."""
+    demand_states: int = 0
+    """Slots promised: one working state and the snapshots to be taken."""
+    shortfall: Shortfall = ENOUGH
+    """False means promised. On a shortfall nothing has changed."""
     backed_free: int = 0
     backed_offload: int = 0
     backed_evict: int = 0
     """What backs the promise (blocks): free, to off-load, to evict."""
 
 
-class CacheManager(Protocol):
-    """One stage's cache: blocks, holds and the digest of what is reusable."""
+class Materialised(Enum):
+    """How far `materialise` got."""
 
-    def lease(self, key: HoldKey, prompt_tokens: int, hashes: BlockHashes, candidate: int, ignore_floor: bool) -> Lease:
-        """Hold the longest resident prefix up to `candidate` tokens; charged to the taker.
+    MORE = "more"  # a slice is done; call again
+    COPYING = "copying"  # everything is taken; lots are under way: call again after one ended
+    DONE = "done"  # the sequence owns its table
+
+
+class CacheManager(Protocol):
+    """One stage's cache: blocks, recurrent states, holds and the digest of what is reusable."""
+
+    def lease(
+        self,
+        key: HoldKey,
+        prompt_tokens: int,
+        hashes: BlockHashes,
+        candidate: int,
+        snapshots: int = 0,
+        ignore_floor: bool = False,
+    ) -> Lease:
+        """Hold the longest usable prefix up to `candidate` tokens, and the snapshot at its end where the stage has
+        recurrent layers; charged to the taker. `snapshots` will be taken on the way, their slots are part of the
+        escrow. `ignore_floor` is heeded only while no other hold waits to be materialised.
 
         On a shortfall nothing is held. A key that holds something already is illegal."""
 
     def escrow(self, key: HoldKey) -> Escrow:
         """Promise room for the rest of the prompt, all or nothing."""
 
-    def commit(self, key: HoldKey) -> None:
-        """Fix the endpoint; room and floor were checked by the step that took them."""
+    def commit(self, key: HoldKey) -> Escrow:
+        """Fix the endpoint after checking demand and floors again. On a shortfall it stays uncommitted."""
 
-    def revise(self, key: HoldKey, endpoint: int) -> Escrow:
-        """Lower the endpoint to at most `endpoint` tokens and commit there.
+    def revise(self, key: HoldKey, endpoint: int, snapshots: int = 0) -> Escrow:
+        """Lower the hold to the longest usable prefix of at most `endpoint` tokens: un-commit, acquire the earlier
+        snapshot, trim, promise anew; committed again if that prefix is exactly `endpoint`, else escrowed.
 
         On a shortfall the old hold stays as it was."""
 
-    def materialise(self, key: HoldKey) -> bool:
-        """Take the promised blocks and build the block table of a committed hold.
+    def materialise(self, key: HoldKey) -> Materialised:
+        """Take the promised blocks and the working state, bring host-resident prefix blocks back, and build the
+        block table of a committed hold. One call is one critical section; the hold is `materialising` in between.
 
-        False when a slice of it is done and the rest must wait for another call: one call is one
-        critical section. The hold is `materialising` in between."""
+        Raises RowVoided when a copy failed: the hold stays materialising until it is released."""
 
     def table(self, key: HoldKey) -> BlockTable:
         """The whole block table of a materialised hold; the caller copies what a wave needs."""
 
+    def plan_state(self, key: HoldKey, start: int, snapshots: tuple[int, ...]) -> StateWork | None:
+        """What the row beginning at `start` does with recurrent state; takes a slot for each snapshot from the
+        escrow. None on a stage without recurrent layers. A snapshot beyond the promise is left out."""
+
     def publish(self, key: HoldKey, tokens: int) -> None:
-        """Make the full blocks below `tokens` reusable: a wave computed them and has retired."""
+        """Make the full blocks and the snapshots below or at `tokens` reusable: a wave computed them and has retired.
+        After the first, the snapshot that the sequence began with is no longer held."""
+
+    def discard(self, key: HoldKey) -> None:
+        """A wave with a row of `key` has retired and that row was void: its snapshots are not published."""
 
     def release(self, key: HoldKey) -> None:
         """Give up everything: first the escrow, then the references. Unknown keys are no error."""
@@ -91,10 +138,20 @@ class CacheManager(Protocol):
         """How full it is, in counts."""
 
     def end_formation(self, formation: int) -> None:
-        """Retire every hold; what an executor may still touch goes into quarantine."""
+        """Retire every hold; what an executor or a copy may still touch goes into quarantine."""
 
     def executor_stopped(self, formation: int) -> None:
-        """Nothing touches that formation's blocks any more."""
+        """No wave and no copy of that formation touches a block any more."""
+
+    # --- copies between the tiers -----------------------------------------------------------------
+
+    def take_lots(self) -> list[CopyLot]:
+        """Lots to be started now, in order; each is given out once, at most MAX_LOTS are under way."""
+
+    def copied(self, number: int, ok: bool) -> None:
+        """A lot is complete, or failed: then what it should have moved is dropped, and who needs it is void."""
+
+    # --- facts ------------------------------------------------------------------------------------
 
     def capacity(self) -> Capacity: ...
 

@@ -15,6 +15,7 @@ from wavepp_proto.terms import (
     Capacity,
     ErrorInfo,
     Fence,
+    Incarnation,
     Inventory,
     JoinPlan,
     Release,
@@ -25,7 +26,7 @@ from wavepp_proto.terms import (
     WaveCommand,
     WaveOrdinal,
 )
-from wavepp_stage.core.work import WaveWork
+from wavepp_stage.core.work import CopyLot, WaveWork
 
 # --- events from the network --------------------------------------------------------------------
 
@@ -86,6 +87,27 @@ class ReleaseArrived:
     now: float
 
 
+@dataclass(frozen=True, slots=True)
+class ControllerHeard:
+    """A heartbeat of the present formation's controller, or the opening of its wave stream.
+
+    From the first on the core fences itself: a round, a wave or a prepare that comes more than the plan's
+    `silence_ms` after the last one heard ends the formation and answers SelfFenced instead."""
+
+    fence: Fence
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reincarnate:
+    """The daemon is somebody new from now on: every hold is gone, what is published stays reusable.
+
+    The shell posts it after SelfFenced, once the executor has stopped, and registers again."""
+
+    incarnation: Incarnation
+    now: float
+
+
 # --- events from the executor -------------------------------------------------------------------
 
 
@@ -93,8 +115,8 @@ class ReleaseArrived:
 class PrepareWave:
     """Materialise the rows of the next queued wave; answers WavePrepared.
 
-    Without WavePrepared among the actions, a slice of the work is done and more remains: the mutex
-    was due a rest, post the event again."""
+    WaveWaits instead: copies are under way, post the event again after a CopiesEnded. Neither of the
+    two: a slice of the work is done and more remains, the mutex was due a rest, post it again at once."""
 
     ordinal: WaveOrdinal
     now: float
@@ -119,9 +141,18 @@ class WaveRetired:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorStopped:
-    """No wave of an ended formation can touch a block any more: quarantine is freed."""
+    """No wave and no copy of an ended formation can touch a block any more: quarantine is freed."""
 
     formation: int
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class CopiesEnded:
+    """A lot of StartCopies is complete, or has failed as a whole. Not fenced: copies outlive formations."""
+
+    number: int
+    ok: bool
     now: float
 
 
@@ -133,9 +164,12 @@ Event = (
     | RoundArrived
     | WaveArrived
     | ReleaseArrived
+    | ControllerHeard
+    | Reincarnate
     | PrepareWave
     | WaveRetired
     | ExecutorStopped
+    | CopiesEnded
 )
 
 # --- actions ------------------------------------------------------------------------------------
@@ -186,6 +220,28 @@ class WavePrepared:
 
 
 @dataclass(frozen=True, slots=True)
+class WaveWaits:
+    """The wave's blocks are still being copied: PrepareWave again after the next CopiesEnded."""
+
+    ordinal: WaveOrdinal
+
+
+@dataclass(frozen=True, slots=True)
+class StartCopies:
+    """Hand the lot to the copy thread, which runs lots one at a time in this order; answer CopiesEnded."""
+
+    lot: CopyLot
+
+
+@dataclass(frozen=True, slots=True)
+class SelfFenced:
+    """The controller was silent for too long: nothing old is acted on. The formation has ended (FormationEnded is
+    among the actions). The shell stops the executor, posts Reincarnate and registers anew."""
+
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class WaveDone:
     """What the shell reports upstream, with times it measured itself."""
 
@@ -217,6 +273,9 @@ Action = (
     | SendVotes
     | WaveQueued
     | WavePrepared
+    | WaveWaits
+    | StartCopies
+    | SelfFenced
     | WaveDone
     | DigestChanged
     | CoreError

@@ -7,14 +7,51 @@ of a payload follows from the wave command alone, so receives can be posted earl
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 import numpy.typing as npt
 
 from wavepp_proto.terms import Formation, HoldKey, Sampling, TraceContext, WaveOrdinal
 
+
+class CopyDirection(Enum):
+    OFFLOAD = "offload"  # device to host
+    ONBOARD = "onboard"  # host to device
+
+
 BlockTable = npt.NDArray[np.int32]
 """Device block ids of one sequence, in prompt order."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CopyLot:
+    """Blocks to copy between the tiers, all in one direction. A stage runs its lots one at a time, in number order:
+    a block off-loaded by one lot may be overwritten, or brought back, by the next."""
+
+    number: int
+    """From 1, growing for the life of an incarnation."""
+    direction: CopyDirection
+    device: BlockTable
+    """Device block ids, shape [n]."""
+    host: BlockTable
+    """Host block ids, shape [n]; device[i] and host[i] are one copy."""
+
+    def __len__(self) -> int:
+        return len(self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class StateWork:
+    """What a row does with the recurrent state of its sequence. Slots are numbers below `state_slots`."""
+
+    working: int
+    """Slot of the sequence's working state: read at the start of the chunk, written at its end."""
+    restore: int | None = None
+    """Slot of the snapshot that the working state is loaded from before the first token; None goes on with what
+    the working slot holds, and at start 0 begins with the empty state."""
+    snapshots: tuple[tuple[int, int], ...] = ()
+    """(position, slot), ascending, in (start, start + length]: the state after `position` tokens goes to `slot`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +72,8 @@ class RowWork:
     void: bool = False
     """The row flows (its payload rows are zero) and computes nothing."""
     trace: TraceContext = TraceContext()
+    state: StateWork | None = None
+    """None where the stage has no recurrent group, and in void rows."""
 
 
 @dataclass(frozen=True, slots=True)

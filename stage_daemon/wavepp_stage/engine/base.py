@@ -20,12 +20,14 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from wavepp_proto.terms import CacheGroup, LinkKind, RowResult, WaveOrdinal
-from wavepp_stage.core.work import BlockTable, RowWork, WaveWork
+from wavepp_stage.core.work import BlockTable, CopyDirection, CopyLot, RowWork, StateWork, WaveWork
 
 __all__ = [
     "HEADER_BYTES",
     "ActivationLink",
     "BlockTable",
+    "CopyDirection",
+    "CopyLot",
     "EngineFacts",
     "EnginePlan",
     "LinkListener",
@@ -33,6 +35,7 @@ __all__ = [
     "Payload",
     "RowWork",
     "StageEngine",
+    "StateWork",
     "WaveHeader",
     "WaveOutcome",
     "WaveWork",
@@ -58,6 +61,9 @@ class EnginePlan:
     wave_tokens: int
     """M: most tokens in one wave."""
     lanes: int
+    host_pool_blocks: int = 0
+    state_slots: int = 0
+    """Slots for recurrent states; 0 where the band has no recurrent layer."""
 
     @property
     def is_first(self) -> bool:
@@ -81,6 +87,9 @@ class EngineFacts:
     loaded_layers: tuple[int, ...]
     """Global layer numbers really loaded."""
     groups: tuple[CacheGroup, ...] = (CacheGroup.ATTENTION,)
+    """Of the band that was loaded. A stage without attention layers still numbers blocks, of 0 bytes each."""
+    bytes_per_state: int = 0
+    """One slot of recurrent state over all layers of the band."""
     cache_thread: str = "any"
     """`any`, or `engine`: admission jobs run on the executor between launches."""
     eager_escrow: bool = False
@@ -112,6 +121,12 @@ class StageEngine(Protocol):
 
     def run(self, wave: WaveWork, payload: Payload | None) -> WaveOutcome:
         """Compute one wave. `payload` is None on the first stage only."""
+
+    def copy(self, lot: CopyLot) -> None:
+        """Copy blocks between device and host; returns when the copies are complete.
+
+        Called from ONE thread of its own, beside `run`: the blocks of a lot are in no running wave. Raises
+        EngineFault when the engine has no host tier or an id leaves its pool."""
 
     def receive_buffer(self, tokens: int) -> Payload:
         """A fresh payload of `tokens` rows for a link to receive into."""
