@@ -19,6 +19,7 @@ from wavepp_proto.terms import HoldKey, Incarnation, Prepare, Release
 from wavepp_stage.core import events as ev
 from wavepp_stage.core.block_cache import BlockCache
 from wavepp_stage.core.block_hashes import BlockHashes
+from wavepp_stage.core.cache_shape import CacheShape
 from wavepp_stage.core.digest_feed import DigestFeed
 from wavepp_stage.core.holds import Phase
 from wavepp_stage.core.machine import StageMachine
@@ -96,7 +97,7 @@ def cold_prompt(timed: Timed, cache: BlockCache, packed: bytes, hold: HoldKey) -
 
 def cache_sections() -> dict[str, dict[str, float]]:
     rng = np.random.default_rng(1)
-    cache = BlockCache(POOL_BLOCKS, BLOCK_TOKENS, 0, DigestFeed(Incarnation(1)))
+    cache = BlockCache(CacheShape(POOL_BLOCKS, BLOCK_TOKENS), DigestFeed(Incarnation(1)))
     shared = random_hashes(rng, PREFIX_BLOCKS)
     fill(cache, shared)
     while cache.capacity().free_blocks > 1000:

@@ -31,6 +31,7 @@ from wavepp_proto.terms import CacheGroup, HoldKey, Incarnation
 from wavepp_stage.core import block_cache
 from wavepp_stage.core.block_cache import BlockCache
 from wavepp_stage.core.block_hashes import BlockHashes
+from wavepp_stage.core.cache_shape import CacheShape
 from wavepp_stage.core.digest_feed import DigestFeed
 
 INCARNATION = Incarnation(3)
@@ -127,7 +128,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @initialize(pool=st.integers(4, 14), floor=st.integers(0, 3))
     def start(self, pool: int, floor: int) -> None:
-        self.cache = BlockCache(pool, B, floor, DigestFeed(INCARNATION))
+        self.cache = BlockCache(CacheShape(pool, B, floor), DigestFeed(INCARNATION))
         self.model = Model(pool, floor)
 
     @rule(target=live, tokens=prompts, lower=st.integers(0, 2), ignore_floor=st.booleans())

@@ -14,6 +14,7 @@ from wavepp_stage.core import block_cache
 from wavepp_stage.core.block_cache import BlockCache
 from wavepp_stage.core.block_hashes import BlockHashes
 from wavepp_stage.core.cache_manager import Escrow, Lease
+from wavepp_stage.core.cache_shape import CacheShape
 from wavepp_stage.core.digest_feed import DigestFeed
 from wavepp_stage.core.holds import TRANSITIONS, Hold, HoldInput, IllegalTransition, Phase
 
@@ -34,7 +35,7 @@ class Pool:
     """A cache of 8 blocks with a driver that checks every invariant after each step."""
 
     def __init__(self, pool: int = 8, floor: int = 0) -> None:
-        self.cache = BlockCache(pool, B, floor, DigestFeed(Incarnation(1)))
+        self.cache = BlockCache(CacheShape(pool, B, floor), DigestFeed(Incarnation(1)))
 
     def lease(self, name: str, tokens: Sequence[int], candidate: int = 0, *, ignore_floor: bool = False) -> Lease:
         lease = self.cache.lease(key(name), len(tokens), hashes(tokens), candidate, ignore_floor)

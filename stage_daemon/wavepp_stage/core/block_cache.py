@@ -18,6 +18,7 @@ from wavepp_stage.core.block_hashes import BlockHashes
 from wavepp_stage.core.block_pool import BlockPool
 from wavepp_stage.core.block_tree import ROOT, BlockTree, Nodes
 from wavepp_stage.core.cache_manager import Escrow, Lease
+from wavepp_stage.core.cache_shape import CacheShape
 from wavepp_stage.core.census import Census, take_census
 from wavepp_stage.core.digest_feed import DigestFeed
 from wavepp_stage.core.holds import Hold, HoldInput, Phase
@@ -31,11 +32,11 @@ EVICTION_SLICE = 256
 class BlockCache:
     """Implements cache_manager.CacheManager for engines that leave their cache to us."""
 
-    def __init__(self, pool_blocks: int, block_tokens: int, floor_blocks: int, feed: DigestFeed) -> None:
-        self.floor_blocks = floor_blocks
-        self._block_tokens = block_tokens
-        self._pool = BlockPool(pool_blocks)
-        self._tree = BlockTree(pool_blocks)
+    def __init__(self, shape: CacheShape, feed: DigestFeed) -> None:
+        self.floor_blocks = shape.floor_blocks
+        self._block_tokens = shape.block_tokens
+        self._pool = BlockPool(shape.pool_blocks)
+        self._tree = BlockTree(shape.pool_blocks)
         self._feed = feed
         feed.replaced()
         self._holds: dict[HoldKey, Hold] = {}
@@ -43,7 +44,7 @@ class BlockCache:
         """Sum of `escrow` over all holds."""
         self._dying: dict[int, list[Nodes]] = {}
         """Chains that an ended formation's executor may still read, by formation."""
-        self._capacity = Capacity(seq=1, free_blocks=pool_blocks, evictable_blocks=0)
+        self._capacity = Capacity(seq=1, free_blocks=shape.pool_blocks, evictable_blocks=0)
 
     # --- admission --------------------------------------------------------------------------------
 

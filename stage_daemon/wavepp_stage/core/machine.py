@@ -33,6 +33,7 @@ from wavepp_stage.core import events as ev
 from wavepp_stage.core.announcements import Announcements
 from wavepp_stage.core.block_cache import BlockCache
 from wavepp_stage.core.cache_manager import CacheManager
+from wavepp_stage.core.cache_shape import CacheShape
 from wavepp_stage.core.census import Census
 from wavepp_stage.core.digest_feed import DigestFeed
 from wavepp_stage.core.gate import check_event
@@ -45,7 +46,15 @@ MakeCache = Callable[[JoinPlan, DigestFeed], CacheManager]
 
 def block_cache(plan: JoinPlan, feed: DigestFeed) -> CacheManager:
     """The cache manager of engines that leave their cache to us."""
-    return BlockCache(plan.pool_blocks, plan.block_tokens, plan.floor_blocks, feed)
+    shape = CacheShape(
+        plan.pool_blocks,
+        plan.block_tokens,
+        plan.floor_blocks,
+        plan.host_pool_blocks,
+        plan.state_slots,
+        plan.groups,
+    )
+    return BlockCache(shape, feed)
 
 
 class StageMachine:
