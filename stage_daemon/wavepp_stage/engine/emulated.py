@@ -1,11 +1,10 @@
 """A stage engine without tensors: it takes a device's time and proves what it read and wrote.
 
-Owns the modelled time of a wave and the order of checks; the numbers are `emulated_model.py`'s, the
-pool is `emulated_cache.py`'s. A protocol bug (a block read before it was written, reused too early, or
-belonging to another prefix) shows as a fault of the row, with its cause, or as another first token than
-`expected_first_token` says. Driven by the executor thread; only `close` may come from another.
-
-A payload row is (mix, state) of one token: the next stage checks both against its own cache.
+Owns the modelled time of waves and copies; the numbers are `emulated_model.py`'s, what a stage stores and
+checks is `emulated_band.py`'s. A protocol bug (a block or state read before it was written, reused too
+early, or belonging to another prefix) shows as a fault of the row, with its cause, or as another first
+token than `expected_first_token` says. `run` comes from the executor thread, `copy` from the copy
+thread, `close` from any.
 """
 
 from __future__ import annotations
@@ -13,25 +12,51 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from wavepp_proto.errors import EngineFault
-from wavepp_proto.terms import RowResult, Sampling
+from wavepp_proto.terms import CacheGroup, RowResult, Sampling
 from wavepp_stage.engine import emulated_model as model
-from wavepp_stage.engine.base import EngineFacts, EnginePlan, RowWork, WaveOutcome, WaveWork
-from wavepp_stage.engine.emulated_cache import POISON, WORD_BYTES, CanaryCache, RowRefused
+from wavepp_stage.engine.base import CopyLot, EngineFacts, EnginePlan, WaveOutcome, WaveWork
+from wavepp_stage.engine.emulated_band import PAYLOAD_WORDS, EmulatedBand
+from wavepp_stage.engine.emulated_cache import POISON, WORD_BYTES, RowRefused
 from wavepp_stage.engine.emulated_model import Words, emulated_model_facts, expected_first_token
 
 __all__ = ["POISON", "EmulatedEngine", "emulated_model_facts", "expected_first_token"]
 
-PAYLOAD_WORDS = 2
 CATCH_UP_S = 0.001
-"""A wave that starts within this of the previous one's modelled end counts as back to back, so that
-late timers do not add up."""
+"""Work that starts within this of the previous one's modelled end counts as back to back, so that late
+timers do not add up."""
 
-Gate = Callable[[WaveWork], None]
+
+class _Device:
+    """The modelled time of one thing that does one piece of work at a time: the compute or the copy engine."""
+
+    def __init__(self, closed: threading.Event) -> None:
+        self._closed = closed
+        self._end = 0.0
+
+    def take(self, started: float, seconds: float) -> bool:
+        """Wait until the modelled end of the work that began at `started`; False when close() ended the wait."""
+        if seconds > 0.0:
+            begun = self._end if started - self._end <= CATCH_UP_S else started
+            self._end = begun + seconds
+            # A wait that only close() interrupts: it holds no interpreter lock and burns no CPU.
+            return not self._closed.wait(max(0.0, self._end - time.monotonic()))
+        return not self._closed.is_set()
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    plan: EnginePlan
+    band: EmulatedBand
+    vocabulary: int
+    token_s: float
+    wave_s: float
+    block_copy_s: float
 
 
 class EmulatedEngine:
@@ -44,40 +69,43 @@ class EmulatedEngine:
         seconds_per_token: float | None = None,
         seconds_per_wave: float | None = None,
         vocabulary: int | None = None,
-        gate: Gate | None = None,
+        gate: Callable[[WaveWork], None] | None = None,
+        seconds_per_copy: float | None = None,
+        copy_gate: Callable[[CopyLot], None] | None = None,
     ) -> None:
-        """`gate`, for tests, is called with each wave before it is computed, and may block."""
-        self._given_costs = (seconds_per_token, seconds_per_wave)
+        """The gates, for tests, are called with each wave before it is computed and with each lot under way,
+        and may block. `seconds_per_copy` is per block."""
+        self._given_costs = (seconds_per_token, seconds_per_wave, seconds_per_copy)
         self._given_vocabulary = vocabulary
-        self._gate = gate
-        self._plan: EnginePlan | None = None
-        self._cache: CanaryCache | None = None
-        self._vocabulary = 0
-        self._costs = (0.0, 0.0)
-        self._modelled_end = 0.0
+        self._gate, self._copy_gate = gate, copy_gate
+        self._now: _Loaded | None = None
         self._closed = threading.Event()
+        self._computing, self._copying = _Device(self._closed), _Device(self._closed)
 
     def load(self, plan: EnginePlan, progress: Callable[[int, int], None]) -> EngineFacts:
-        """Allocate the pool, every tag poisoned. Raises EngineFault naming the field that cannot be served."""
+        """Allocate pools and slots, every tag poisoned. Raises EngineFault naming the field that cannot be served."""
         preset = model.parse_preset(plan.model)
-        _check_plan(plan, preset.layers)
+        groups = model.emulated_model_facts(plan.model).groups_of(plan.first_layer, plan.last_layer)
+        _check_plan(plan, preset.layers, groups)
         layers = tuple(range(plan.first_layer, plan.last_layer))
         progress(0, len(layers))
-        per_token, per_wave = self._given_costs
-        self._costs = (
-            preset.token_us / 1e6 if per_token is None else per_token,
-            preset.wave_us / 1e6 if per_wave is None else per_wave,
+        modelled = (preset.token_us / 1e6, preset.wave_us / 1e6, preset.copy_us / 1e6)
+        costs = [own if given is None else given for own, given in zip(modelled, self._given_costs, strict=True)]
+        band = EmulatedBand(
+            groups, plan.pool_blocks, plan.block_tokens, plan.stage, plan.host_pool_blocks, plan.state_slots
         )
-        self._vocabulary = preset.vocabulary if self._given_vocabulary is None else self._given_vocabulary
-        self._plan, self._cache = plan, CanaryCache(plan.pool_blocks, plan.block_tokens, plan.stage)
+        vocabulary = preset.vocabulary if self._given_vocabulary is None else self._given_vocabulary
+        self._now = _Loaded(plan, band, vocabulary, *costs)
         self._closed.clear()
         progress(len(layers), len(layers))
         return EngineFacts(
             needs_tokens=False,
             hidden=0,
-            bytes_per_block=(plan.block_tokens + 1) * WORD_BYTES,
+            bytes_per_block=band.bytes_per_block,
             device="emulated",
             loaded_layers=layers,
+            groups=groups,
+            bytes_per_state=band.bytes_per_state,
         )
 
     def run(self, wave: WaveWork, payload: Words | None) -> WaveOutcome:
@@ -85,8 +113,8 @@ class EmulatedEngine:
 
         Raises EngineFault when nothing is loaded or the payload does not fit the wave.
         """
-        plan, cache = self._loaded()
-        self._check_payload(plan, wave, payload)
+        now = self._loaded()
+        _check_payload(now.plan, wave, payload)
         if self._gate is not None:
             self._gate(wave)
         started = time.monotonic()
@@ -100,15 +128,29 @@ class EmulatedEngine:
             if row.void:
                 continue
             try:
-                out[rows] = _compute(cache, row, None if payload is None else payload[rows])
+                out[rows] = now.band.compute(row, None if payload is None else payload[rows])
             except RowRefused as fault:
                 faults[index] = str(fault)
                 continue
             computed += row.length
-            if plan.is_last and row.sampling is not None:
-                results.append(self._answer(index, int(out[at - 1, 1]), row.sampling))
-        self._take_time(started, computed)
-        return WaveOutcome(None if plan.is_last else out, tuple(results), faults)
+            if now.plan.is_last and row.sampling is not None:
+                results.append(_answer(index, int(out[at - 1, 1]), row.sampling, now.vocabulary))
+        self._computing.take(started, now.wave_s + now.token_s * computed)
+        return WaveOutcome(None if now.plan.is_last else out, tuple(results), faults)
+
+    def copy(self, lot: CopyLot) -> None:
+        """Move the lot's blocks, taking their modelled time; its targets are unreadable until the end.
+
+        Raises EngineFault for a lot that does not fit the pools or moves an unwritten block, and when close() came
+        first: then nothing was moved."""
+        now = self._loaded()
+        started = time.monotonic()
+        now.band.begin_copy(lot)
+        if self._copy_gate is not None:
+            self._copy_gate(lot)
+        if not self._copying.take(started, now.block_copy_s * len(lot)):
+            raise EngineFault(f"closed while lot {lot.number} was copied", field="lot", value=lot.number)
+        now.band.end_copy(lot)
 
     def receive_buffer(self, tokens: int) -> Words:
         return np.empty((tokens, PAYLOAD_WORDS), np.uint64)
@@ -124,76 +166,46 @@ class EmulatedEngine:
         return np.frombuffer(data, "<u8").astype(np.uint64, copy=False).reshape(tokens, PAYLOAD_WORDS)
 
     def close(self) -> None:
-        """Free the pool and end a modelled wait at once. Safe to call twice."""
+        """Free the pools and end modelled waits at once. Safe to call twice."""
         self._closed.set()
-        self._plan = self._cache = None
+        self._now = None
 
-    def _loaded(self) -> tuple[EnginePlan, CanaryCache]:
-        plan, cache = self._plan, self._cache
-        if plan is None or cache is None:
+    def _loaded(self) -> _Loaded:
+        now = self._now
+        if now is None:
             raise EngineFault("the engine is not loaded", field="plan")
-        return plan, cache
-
-    def _check_payload(self, plan: EnginePlan, wave: WaveWork, payload: Words | None) -> None:
-        if plan.is_first:
-            if payload is not None:
-                raise EngineFault("the first stage takes no payload", field="payload", value=str(payload.shape))
-        elif payload is None or payload.shape != (wave.tokens, PAYLOAD_WORDS):
-            came = "none" if payload is None else str(payload.shape)
-            expected = str((wave.tokens, PAYLOAD_WORDS))
-            raise EngineFault(f"payload {came} instead of {expected}", field="payload", value=came, limit=expected)
-
-    def _answer(self, index: int, state: int, sampling: Sampling) -> RowResult:
-        token = model.choose(state, self._vocabulary, sampling)
-        if not sampling.top_logprobs and not sampling.full_logits:
-            return RowResult(index, token)
-        row = model.logits(state, self._vocabulary)
-        packed = row.astype("<f4").tobytes() if sampling.full_logits else b""
-        return RowResult(index, token, model.top_logprobs(row, sampling.top_logprobs), packed)
-
-    def _take_time(self, started: float, tokens: int) -> None:
-        """Sleep until the modelled end of the wave that began at `started`; costs of 0 do not sleep."""
-        per_token, per_wave = self._costs
-        cost = per_wave + per_token * tokens
-        if cost <= 0.0:
-            return
-        begun = self._modelled_end if started - self._modelled_end <= CATCH_UP_S else started
-        self._modelled_end = begun + cost
-        # A wait that is interrupted only by close(): it holds no interpreter lock and burns no CPU.
-        self._closed.wait(max(0.0, self._modelled_end - time.monotonic()))
+        return now
 
 
-def _check_plan(plan: EnginePlan, layers: int) -> None:
+def _answer(index: int, state: int, sampling: Sampling, vocabulary: int) -> RowResult:
+    token = model.choose(state, vocabulary, sampling)
+    if not sampling.top_logprobs and not sampling.full_logits:
+        return RowResult(index, token)
+    row = model.logits(state, vocabulary)
+    packed = row.astype("<f4").tobytes() if sampling.full_logits else b""
+    return RowResult(index, token, model.top_logprobs(row, sampling.top_logprobs), packed)
+
+
+def _check_payload(plan: EnginePlan, wave: WaveWork, payload: Words | None) -> None:
+    if plan.is_first:
+        if payload is not None:
+            raise EngineFault("the first stage takes no payload", field="payload", value=str(payload.shape))
+    elif payload is None or payload.shape != (wave.tokens, PAYLOAD_WORDS):
+        came = "none" if payload is None else str(payload.shape)
+        expected = str((wave.tokens, PAYLOAD_WORDS))
+        raise EngineFault(f"payload {came} instead of {expected}", field="payload", value=came, limit=expected)
+
+
+def _check_plan(plan: EnginePlan, layers: int, groups: tuple[CacheGroup, ...]) -> None:
     if not 0 <= plan.first_layer < plan.last_layer <= layers:
         band = f"[{plan.first_layer}, {plan.last_layer})"
         raise EngineFault(f"band {band} of a model with {layers} layers", field="last_layer", value=band, limit=layers)
-    for field, value in (("block_tokens", plan.block_tokens), ("pool_blocks", plan.pool_blocks)):
-        if value < 1:
-            raise EngineFault(f"{field} is {value}, at least 1", field=field, value=value, limit=1)
-
-
-def _compute(cache: CanaryCache, row: RowWork, payload: Words | None) -> Words:
-    """Check what the row reads, write its cells and tags; returns its payload rows, [length, 2]."""
-    cache.check_table(row)
-    cache.check_canaries(row)
-    if payload is None:
-        if row.token_ids is None or len(row.token_ids) != row.length:
-            raise RowRefused(f"no token ids for [{row.start}, {row.start + row.length})")
-        mixed = model.mix(row.token_ids, row.start)
-    else:
-        mixed = payload[:, 0]
-    states = model.continue_state(cache.state_before(row), mixed)
-    if payload is not None:
-        _check_states(row, states, payload[:, 1])
-    cache.write(row, states)
-    return np.stack((mixed, states), axis=1)
-
-
-def _check_states(row: RowWork, states: Words, upstream: Words) -> None:
-    """This stage's own cache and the previous stage's must be of the same prefix."""
-    wrong = np.flatnonzero(states != upstream)
-    if wrong.size:
-        position = row.start + int(wrong[0])
-        raise RowRefused(
-            f"state at token {position} differs from the previous stage's: this cache is of another prefix"
-        )
+    least = (
+        ("block_tokens", plan.block_tokens, 1),
+        ("pool_blocks", plan.pool_blocks, 1),
+        ("host_pool_blocks", plan.host_pool_blocks, 0),
+        ("state_slots", plan.state_slots, int(CacheGroup.RECURRENT in groups)),
+    )
+    for field, value, limit in least:
+        if value < limit:
+            raise EngineFault(f"{field} is {value}, at least {limit}", field=field, value=value, limit=limit)

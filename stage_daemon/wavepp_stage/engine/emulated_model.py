@@ -45,25 +45,38 @@ class Preset:
     """What `emulated:key=value,...` says; every key is optional."""
 
     layers: int = 32
+    attention_every: int = 1
+    """Every n-th layer attends (n - 1, 2n - 1, ...), the others are recurrent; 1: all attend, 0: none does."""
     vocabulary: int = 32_000
     window: int = 1_048_576
     token_us: float = 0.0
     """Modelled time of one computed token on one stage (microseconds)."""
     wave_us: float = 0.0
     """Modelled time of one wave on one stage, besides its tokens (microseconds)."""
+    copy_us: float = 0.0
+    """Modelled time of copying one block between device and host (microseconds)."""
+
+    @property
+    def recurrent_layers(self) -> tuple[int, ...]:
+        every = self.attention_every
+        return tuple(layer for layer in range(self.layers) if not every or (layer + 1) % every)
 
     def fingerprint(self) -> str:
         """Equal on stages of unequal speed: times are no part of the model."""
-        text = f"wavepp-emulated-1 layers={self.layers} vocabulary={self.vocabulary} window={self.window}"
+        text = (
+            f"wavepp-emulated-2 layers={self.layers} attention_every={self.attention_every} "
+            f"vocabulary={self.vocabulary} window={self.window}"
+        )
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 _BOUNDS = {
     "layers": (1, MAX_LAYERS),
+    "attention_every": (0, MAX_LAYERS),
     "vocabulary": (2, limits.MAX_VOCABULARY),
     "window": (1, limits.MAX_PROMPT_TOKENS),
 }
-_TIMES = frozenset({"token_us", "wave_us"})
+_TIMES = frozenset({"token_us", "wave_us", "copy_us"})
 
 
 def parse_preset(text: str) -> Preset:
@@ -115,6 +128,7 @@ def emulated_model_facts(preset: str) -> ModelFacts:
         layers=model.layers,
         vocabulary=model.vocabulary,
         window=model.window,
+        recurrent_layers=model.recurrent_layers,
     )
 
 
