@@ -38,7 +38,7 @@ def _last_fault(cluster: Cluster) -> str:
     return pipeline.last_fault.reason if pipeline.last_fault is not None else ""
 
 
-RANGE = f"{ControllerConfig().floor_blocks + 1}..{limits.MAX_POOL_BLOCKS}"
+RANGE = f"{(ControllerConfig().floor_blocks or 0) + 1}..{limits.MAX_POOL_BLOCKS}"
 
 
 @pytest.mark.parametrize(

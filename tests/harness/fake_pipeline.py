@@ -219,7 +219,7 @@ class FakePipeline:
     """Feeds the machine and answers its actions until nothing is left to answer."""
 
     def __init__(self, stages: int = 2, config: ControllerConfig | None = None, *, start: bool = True) -> None:
-        self.machine = ControllerMachine(config or ControllerConfig(wave_tokens=64))
+        self.machine = ControllerMachine(config or ControllerConfig(wave_tokens=64, floor_blocks=0))
         self.stages = stages
         self.now = 100.0
         self.log: list[Action] = []

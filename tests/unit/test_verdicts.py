@@ -77,15 +77,16 @@ def test_prompt_is_refused_when_it_is_one_token_longer_than_the_window() -> None
 
 
 def small_pool() -> FakePipeline:
-    """Pools of 200 and 50 blocks, one block of each out of bounds: 49 are usable."""
+    """Pools of 200 and 49 blocks, one of each out of bounds but for an oversized request."""
     pipeline = FakePipeline(config=ControllerConfig(wave_tokens=64, floor_blocks=1), start=False)
     pipeline.post(LeadershipWon(Epoch(1), pipeline.now))
     pipeline.post(MemberUp(record(0, pool_blocks=200), pipeline.now))
-    pipeline.post(MemberUp(record(1, pool_blocks=50), pipeline.now))
+    pipeline.post(MemberUp(record(1, pool_blocks=49), pipeline.now))
     return pipeline
 
 
 def test_prompt_never_fits_when_it_needs_more_than_the_smallest_pool() -> None:
+    """Field bug 33: refused at once, and what fits behind it is served."""
     pipeline = small_pool()
     error = refused(pipeline, count=49 * BLOCK + 1)
     assert error.reason == "NEVER_FITS"
@@ -93,6 +94,8 @@ def test_prompt_never_fits_when_it_needs_more_than_the_smallest_pool() -> None:
     assert fields_of(error) == named
     pipeline.submit("b", 49 * BLOCK)
     assert isinstance(pipeline.outcome("b"), Finished)
+    pipeline.submit("c", 1)
+    assert isinstance(pipeline.outcome("c"), Finished)
 
 
 @pytest.mark.parametrize(
@@ -222,6 +225,9 @@ def test_every_live_request_fails_when_leadership_is_lost() -> None:
         ({"policy": "magic"}, "policy"),
         ({"silence_ms": 250}, "silence_ms"),
         ({"wave_tokens": 0}, "wave_tokens"),
+        ({"floor_blocks": -1}, "floor_blocks"),
+        ({"snapshot_tokens": -1}, "snapshot_tokens"),
+        ({"most_bypasses": -1}, "most_bypasses"),
     ],
 )
 def test_config_names_the_field_when_it_is_out_of_range(fields: dict[str, object], field: str) -> None:

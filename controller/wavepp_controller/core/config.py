@@ -24,8 +24,16 @@ class ControllerConfig:
     policy: str = "fixed"
     link: LinkKind | None = None
     """None takes gloo where every daemon can, else grpc."""
-    floor_blocks: int = 0
-    """Blocks of every pool that escrows may never touch."""
+    floor_blocks: int | None = None
+    """Blocks of every pool that escrows may never touch; None leaves the headroom that `headroom` computes."""
+    snapshot_tokens: int = 8192
+    """Distance of the periodic recurrent snapshots, rounded down to whole blocks (at least one); 0 = none."""
+    share_tokens: int | None = None
+    """Least that waiting behind a request with the same prefix must win; None = one block, 0 = never wait."""
+    most_parks: int = 4
+    """How often one attempt may wait behind another request."""
+    most_bypasses: int = 8
+    """Later requests of a higher priority that may go before a request; then it is first."""
     attempts: int = 1
     """Formations that one request may hold cache in before its loss is final."""
     default_deadline_ms: int = limits.DEFAULT_DEADLINE_MS
@@ -63,6 +71,9 @@ class ControllerConfig:
                 value=self.silence_ms,
                 limit=self.heartbeat_ms,
             )
+        for name in ("floor_blocks", "snapshot_tokens", "share_tokens", "most_parks", "most_bypasses"):
+            if (getattr(self, name) or 0) < 0:
+                raise InvalidRequest(f"{name} must not be negative", field=name, value=getattr(self, name), limit=0)
         for name in ("wave_tokens", "attempts", "heartbeat_ms", "round_deadline_ms", "capacity_retry_ms"):
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"{name} must be positive", field=name, value=getattr(self, name), limit=1)

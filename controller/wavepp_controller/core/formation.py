@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from wavepp_controller.core.config import ControllerConfig
+from wavepp_controller.core.headroom import headroom_blocks
 from wavepp_controller.core.verdicts import PipelineFacts
 from wavepp_proto.errors import JoinRefused, WaveppError
 from wavepp_proto.fence import Standing, check_fence
@@ -126,7 +127,7 @@ class PipelineFormation:
             )
             for daemon in self.daemons.values()
         ]
-        return PipelineFacts.of(records, next(iter(self.daemons.values())).plan.floor_blocks)
+        return PipelineFacts.of(records)
 
     def fences(self) -> tuple[tuple[DaemonKey, Fence], ...]:
         return tuple((key, daemon.fence()) for key, daemon in self.daemons.items())
@@ -205,6 +206,11 @@ def draw_up(
     link = choose_link(records, terms.link)
     first = next(iter(records.values()))
     peers = tuple(Peer(key, r.incarnation, r.address, r.link_address) for key, r in records.items())
+    wave_tokens = align_wave_tokens(terms.wave_tokens, first.block_tokens)
+    floor = config.floor_blocks
+    if floor is None:
+        smallest = min(record.pool_blocks for record in records.values())
+        floor = headroom_blocks(first.stages, wave_tokens, first.block_tokens, smallest)
     daemons = {
         key: Daemon(
             record,
@@ -219,8 +225,8 @@ def draw_up(
                 block_tokens=record.block_tokens,
                 pool_blocks=record.pool_blocks,
                 host_pool_blocks=record.host_pool_blocks,
-                floor_blocks=config.floor_blocks,
-                wave_tokens=align_wave_tokens(terms.wave_tokens, record.block_tokens),
+                floor_blocks=floor,
+                wave_tokens=wave_tokens,
                 lanes=config.lanes,
                 link=link,
                 link_store=first.link_address if link in (LinkKind.GLOO, LinkKind.NCCL) else "",

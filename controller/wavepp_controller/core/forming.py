@@ -113,7 +113,7 @@ class Forming:
         shapes = {**self._shapes, **{shape.stage: shape for shape in asked.shapes}}
         roster = self.roster(asked.now)
         first = next(iter(roster.records.values()), None)
-        _check_shapes(asked.shapes, 0 if first is None else first.stages, self._config.floor_blocks + 1)
+        _check_shapes(asked.shapes, 0 if first is None else first.stages, (self._config.floor_blocks or 0) + 1)
         terms = Terms(asked.link or self._terms.link, asked.wave_tokens or self._terms.wave_tokens)
         if first is not None:
             _check_wave_tokens(asked.wave_tokens, first.block_tokens)
@@ -166,7 +166,7 @@ class Forming:
 
     def _learn(self, roster: Roster) -> None:
         if roster.records:
-            self.facts = PipelineFacts.of(roster.records.values(), self._config.floor_blocks)
+            self.facts = PipelineFacts.of(roster.records.values())
 
     def _back_off(self, cause: WaveppError, now: float) -> None:
         pause = min(self._config.reform_backoff_ms << min(self._failures, 16), self._config.reform_backoff_max_ms)

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from wavepp_proto import limits
 from wavepp_proto.errors import EmptyPrompt, InvalidRequest, NeverFits, PromptTooLong, TokenOutOfRange
 from wavepp_proto.hashing import TOKEN_BYTES, blocks_for
-from wavepp_proto.terms import MemberRecord, ModelFacts, PrefillRequest, StageIndex
+from wavepp_proto.terms import CacheGroup, MemberRecord, ModelFacts, PrefillRequest, StageIndex
+
+LEAST_SLOTS = 2
+"""One working state, and the snapshot at the end of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +29,24 @@ class PipelineFacts:
     model: ModelFacts
     block_tokens: int
     pool_blocks: int
-    """Blocks that escrows may use on the daemon that has fewest."""
+    """Blocks of the daemon that has fewest; headroom is no limit, an oversized request may use it."""
     pool_stage: StageIndex
     """Its stage."""
+    state_slots: int | None = None
+    """Recurrent slots of the daemon that has fewest; None where no band has recurrent layers."""
+    state_stage: StageIndex | None = None
 
     @classmethod
-    def of(cls, records: Iterable[MemberRecord], floor_blocks: int) -> PipelineFacts:
+    def of(cls, records: Iterable[MemberRecord]) -> PipelineFacts:
         """Facts of the members that are there, in (stage, rank) order; at least one."""
         members = list(records)
         poorest = min(members, key=lambda record: record.pool_blocks)
-        usable = poorest.pool_blocks - floor_blocks
-        return cls(members[0].model, members[0].block_tokens, usable, poorest.key.stage)
+        facts = cls(members[0].model, members[0].block_tokens, poorest.pool_blocks, poorest.key.stage)
+        recurrent = [record for record in members if CacheGroup.RECURRENT in record.groups]
+        if not recurrent:
+            return facts
+        fewest = min(recurrent, key=lambda record: record.state_slots)
+        return replace(facts, state_slots=fewest.state_slots, state_stage=fewest.key.stage)
 
 
 def check_request(request: PrefillRequest) -> None:
@@ -102,7 +112,15 @@ def check_tokens(token_ids: bytes, vocabulary: int) -> None:
 
 
 def check_fits(prompt_tokens: int, facts: PipelineFacts) -> None:
-    """NeverFits if the whole prompt needs more blocks than the smallest pool could ever give."""
+    """NeverFits if the prompt needs more blocks, or a prompt more recurrent slots, than a stage could ever give."""
+    if facts.state_slots is not None and facts.state_slots < LEAST_SLOTS:
+        raise NeverFits(
+            f"a request needs {LEAST_SLOTS} recurrent slots, stage {facts.state_stage} has {facts.state_slots}",
+            field="state_slots",
+            value=LEAST_SLOTS,
+            limit=facts.state_slots,
+            stage=facts.state_stage,
+        )
     needed = blocks_for(prompt_tokens, facts.block_tokens)
     if needed > facts.pool_blocks:
         raise NeverFits(
