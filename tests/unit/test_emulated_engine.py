@@ -4,79 +4,29 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.harness.emulated_pipeline import (
+    POOL,
+    PRESET,
+    VOCABULARY,
+    B,
+    loaded,
+    on_stage,
+    plan_of,
+    row_of,
+    run_wave,
+    tokens_of,
+    wave_of,
+)
 from wavepp_proto.errors import EngineFault
-from wavepp_proto.hashing import HashScope, hash_blocks
-from wavepp_proto.terms import Attempt, Formation, HoldKey, RequestId, RowResult, Sampling, WaveOrdinal
+from wavepp_proto.terms import CacheGroup, RowResult, Sampling
 from wavepp_stage.engine.base import EnginePlan, RowWork, StageEngine, WaveOutcome, WaveWork
 from wavepp_stage.engine.emulated import EmulatedEngine, emulated_model_facts, expected_first_token
-
-B = 4
-POOL = 16
-VOCABULARY = 97
-PRESET = f"emulated:layers=6,vocabulary={VOCABULARY},window=1000"
-KEY = HoldKey(RequestId("r"), Attempt(1))
-
-
-def plan_of(stage: int, stages: int, preset: str = PRESET) -> EnginePlan:
-    band = 6 // stages
-    first = stage * band
-    return EnginePlan(preset, stage, stages, first, first + band, B, POOL, wave_tokens=64, lanes=8)
-
-
-def loaded(stages: int) -> list[EmulatedEngine]:
-    engines = [EmulatedEngine() for _ in range(stages)]
-    for stage, engine in enumerate(engines):
-        engine.load(plan_of(stage, stages), lambda done, total: None)
-    return engines
-
-
-def hashes_of(tokens: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    packed = hash_blocks(HashScope("m", "l"), np.asarray(tokens, "<i4").tobytes(), B)
-    return np.frombuffer(packed, "<u8")[::4].copy()
-
-
-def row_of(
-    tokens: Sequence[int],
-    start: int,
-    end: int,
-    blocks: Sequence[int],
-    sampling: Sampling | None = None,
-    void: bool = False,
-) -> RowWork:
-    """The row of a first and only stage; `run_wave` takes tokens and sampling away where they do not belong."""
-    return RowWork(
-        KEY, start, end - start, np.asarray(blocks, np.int32), hashes_of(tokens[:end]),
-        np.asarray(tokens[start:end], np.int32), sampling, void,
-    )  # fmt: skip
-
-
-def on_stage(row: RowWork, stage: int, stages: int) -> RowWork:
-    tokens = row.token_ids if stage == 0 else None
-    sampling = row.sampling if stage == stages - 1 else None
-    return RowWork(row.key, row.start, row.length, row.blocks, row.prefix_hashes, tokens, sampling, row.void)
-
-
-def run_wave(engines: Sequence[EmulatedEngine], rows: Sequence[RowWork], ordinal: int = 1) -> list[WaveOutcome]:
-    """One wave through all stages; payloads cross as bytes, as on the grpc link."""
-    outcomes: list[WaveOutcome] = []
-    payload = None
-    for stage, engine in enumerate(engines):
-        staged = tuple(on_stage(row, stage, len(engines)) for row in rows)
-        wave = WaveWork(Formation(1), WaveOrdinal(ordinal), staged, b"c" * 16)
-        outcome = engine.run(wave, payload)
-        outcomes.append(outcome)
-        if outcome.payload is not None:
-            payload = engine.decode(engine.encode(outcome.payload), wave.tokens)
-    return outcomes
-
-
-def tokens_of(count: int, seed: int = 1) -> list[int]:
-    return [int(token) for token in np.random.default_rng(seed).integers(0, VOCABULARY, count)]
 
 
 def test_engine_satisfies_the_protocol_when_typed() -> None:
@@ -166,10 +116,6 @@ def test_later_stage_faults_when_its_partial_block_is_of_another_prefix() -> Non
     first = engines[0].run(wave_of(on_stage(row_of(mine, 2, 4, [0]), 0, 2)), None)
     second = engines[1].run(wave_of(on_stage(row_of(mine, 2, 4, [1]), 1, 2)), first.payload)
     assert second.faults == {0: "state at token 2 differs from the previous stage's: this cache is of another prefix"}
-
-
-def wave_of(*rows: RowWork) -> WaveWork:
-    return WaveWork(Formation(1), WaveOrdinal(1), rows, b"c" * 16)
 
 
 def test_void_row_flows_as_zeros_when_it_stands_between_others() -> None:
@@ -307,6 +253,8 @@ def test_pool_is_poisoned_again_when_loaded_a_second_time() -> None:
         ("emulated:token_us=nan", "token_us"),
         ("emulated:token_us=-1", "token_us"),
         ("emulated:wave_us=inf", "wave_us"),
+        ("emulated:copy_us=x", "copy_us"),
+        ("emulated:attention_every=-1", "attention_every"),
         ("emulated:layers=2,", ""),
     ],
 )
@@ -319,8 +267,32 @@ def test_preset_is_refused_by_name_when_it_is_malformed(preset: str, field: str)
 def test_facts_have_defaults_and_one_fingerprint_when_only_times_differ() -> None:
     plain = emulated_model_facts("emulated")
     assert (plain.layers, plain.vocabulary, plain.window) == (32, 32_000, 1_048_576)
-    assert plain.fingerprint == emulated_model_facts("emulated:token_us=2.5").fingerprint
+    assert plain.recurrent_layers == ()
+    assert plain.fingerprint == emulated_model_facts("emulated:token_us=2.5,copy_us=3").fingerprint
     assert plain.fingerprint != emulated_model_facts("emulated:layers=31").fingerprint
+    assert plain.fingerprint != emulated_model_facts("emulated:attention_every=4").fingerprint
+
+
+@pytest.mark.parametrize(
+    ("every", "recurrent"),
+    [(0, (0, 1, 2, 3, 4, 5)), (1, ()), (2, (0, 2, 4)), (4, (0, 1, 2, 4, 5)), (9, (0, 1, 2, 3, 4, 5))],
+)
+def test_every_nth_layer_attends_when_the_preset_says_so(every: int, recurrent: tuple[int, ...]) -> None:
+    assert emulated_model_facts(f"{PRESET},attention_every={every}").recurrent_layers == recurrent
+
+
+def test_groups_follow_the_band_when_stages_hold_different_layers() -> None:
+    hybrid = PRESET + ",attention_every=4"
+    facts = [EmulatedEngine().load(plan_of(stage, 3, hybrid), lambda done, total: None) for stage in range(3)]
+    assert [found.groups for found in facts] == [
+        (CacheGroup.RECURRENT,),
+        (CacheGroup.ATTENTION, CacheGroup.RECURRENT),
+        (CacheGroup.RECURRENT,),
+    ]
+    assert [found.bytes_per_block for found in facts] == [0, (B + 1) * 8, 0]
+    assert [found.bytes_per_state for found in facts] == [24, 24, 24]
+    plain = EmulatedEngine().load(plan_of(0, 1), lambda done, total: None)
+    assert (plain.groups, plain.bytes_per_state) == ((CacheGroup.ATTENTION,), 0)
 
 
 def test_load_raises_when_the_band_is_not_of_the_model() -> None:
@@ -328,3 +300,18 @@ def test_load_raises_when_the_band_is_not_of_the_model() -> None:
     with pytest.raises(EngineFault) as caught:
         EmulatedEngine().load(plan, lambda done, total: None)
     assert caught.value.fields["field"] == "last_layer"
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"state_slots": 0}, "state_slots"),
+        ({"host_pool_blocks": -1}, "host_pool_blocks"),
+        ({"pool_blocks": 0}, "pool_blocks"),
+    ],
+)
+def test_load_raises_when_a_pool_is_too_small(change: dict[str, Any], field: str) -> None:
+    plan = replace(plan_of(0, 1, PRESET + ",attention_every=0"), **change)
+    with pytest.raises(EngineFault) as caught:
+        EmulatedEngine().load(plan, lambda done, total: None)
+    assert caught.value.fields["field"] == field

@@ -148,7 +148,8 @@ class EmulatedEngine:
         now.band.begin_copy(lot)
         if self._copy_gate is not None:
             self._copy_gate(lot)
-        if not self._copying.take(started, now.block_copy_s * len(lot)):
+        seconds = now.block_copy_s * len(lot) if now.band.bytes_per_block else 0.0
+        if not self._copying.take(started, seconds):
             raise EngineFault(f"closed while lot {lot.number} was copied", field="lot", value=lot.number)
         now.band.end_copy(lot)
 
