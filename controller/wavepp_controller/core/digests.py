@@ -11,7 +11,7 @@ from wavepp_controller.core.formation import Daemon, PipelineFormation
 from wavepp_controller.core.index import ReuseIndex
 from wavepp_controller.core.outbox import Outbox
 from wavepp_proto.digest import Verdict
-from wavepp_proto.terms import Digest
+from wavepp_proto.terms import CacheGroup, Digest
 
 RESYNC_S = 1.0
 """Pause before a snapshot that makes no progress is asked for again."""
@@ -20,13 +20,20 @@ RESYNC_S = 1.0
 def attach(index: ReuseIndex, formation: PipelineFormation) -> None:
     """Begin with every daemon empty: a formation's streams open with a snapshot each."""
     for key, daemon in formation.daemons.items():
-        pools = daemon.plan.pool_blocks + daemon.plan.host_pool_blocks
-        index.attach(key, daemon.record.incarnation, pools * max(1, len(daemon.record.groups)))
+        plan = daemon.plan
+        bound = plan.pool_blocks + plan.host_pool_blocks + plan.state_slots
+        index.attach(key, daemon.record.incarnation, bound, groups_of(daemon))
+
+
+def groups_of(daemon: Daemon) -> tuple[CacheGroup, ...]:
+    """Cache groups of its band: as it said when it joined, until then as planned."""
+    return daemon.plan.groups if daemon.reply is None else daemon.reply.groups
 
 
 def expect(index: ReuseIndex, formation: PipelineFormation, now: float) -> None:
     """The formation serves: a first snapshot that does not come is asked for in a while."""
     for daemon in formation.daemons.values():
+        index.regroup(daemon.key, groups_of(daemon))
         if not index.in_sync(daemon.key):
             daemon.snapshot_due = now + RESYNC_S
 

@@ -1,15 +1,17 @@
 """What finished requests have published, until the digests say so.
 
 A wave is published on a stage before it is sent on, so the last stage's report of a request's final
-chunk means that every stage has published its full blocks. Digests take a few milliseconds more; a
-request that follows at once would otherwise be hinted short. Like any hint this binds nobody: if a
-stage has evicted meanwhile, votes say so. Owns the last few chains of one formation. Called by
-`admission`.
+chunk means that every stage has published its full blocks, and the snapshots it was told to take.
+Digests take a few milliseconds more; a request that follows at once would otherwise be hinted short.
+Like any hint this binds nobody: if a stage has evicted meanwhile, votes say so. Owns the last few
+chains of one formation. Called by `admission`.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from wavepp_proto.digest import Hashes
 
@@ -18,34 +20,58 @@ KEEP_S = 1.0
 KEEP_CHAINS = 32
 
 
+@dataclass(frozen=True, slots=True)
+class _Published:
+    until: float
+    chain: Hashes
+    snapshots: tuple[int, ...]
+    """Places of its snapshots, in blocks, ascending."""
+
+
 class FreshChains:
     def __init__(self) -> None:
-        self._chains: deque[tuple[float, Hashes]] = deque(maxlen=KEEP_CHAINS)
+        self._chains: deque[_Published] = deque(maxlen=KEEP_CHAINS)
         self.version = 0
 
-    def finished(self, chain: Hashes, now: float) -> None:
-        """Every stage has published all blocks of `chain` (short hashes, shape [full blocks])."""
+    def finished(self, chain: Hashes, now: float, snapshots: Iterable[int] = ()) -> None:
+        """Every stage has published all blocks of `chain` (short hashes, shape [full blocks]); recurrent ones have
+        a snapshot after each of `snapshots` (blocks)."""
         if chain.size:
-            self._chains.append((now + KEEP_S, chain))
+            self._chains.append(_Published(now + KEEP_S, chain, tuple(sorted(snapshots))))
             self.version += 1
 
     def extend(self, chain: Hashes, blocks: int, now: float) -> int:
         """Leading blocks of `chain` believed resident everywhere, given that `blocks` are known to be."""
-        while self._chains and self._chains[0][0] < now:
-            self._chains.popleft()
-        for _, recent in self._chains:
+        self._forget(now)
+        for recent in self._chains:
             # chained hashes: equal at one place means equal at every place before it
-            if blocks < min(recent.size, chain.size) and recent[blocks] == chain[blocks]:
-                blocks = _common(chain, recent, blocks + 1)
+            if blocks < min(recent.chain.size, chain.size) and recent.chain[blocks] == chain[blocks]:
+                blocks = common_blocks(chain, recent.chain, blocks + 1)
         return blocks
 
+    def snapshot_blocks(self, chain: Hashes, blocks: int, most: int, now: float) -> int:
+        """Deepest place of at most `most` blocks believed to have a snapshot everywhere, given that `blocks` has."""
+        self._forget(now)
+        for recent in self._chains:
+            for place in reversed(recent.snapshots):
+                if place <= blocks:
+                    break
+                if place <= min(most, recent.chain.size) and recent.chain[place - 1] == chain[place - 1]:
+                    blocks = place
+                    break
+        return blocks
 
-def _common(chain: Hashes, recent: Hashes, low: int) -> int:
-    """Length of the common prefix, at least `low`, by bisection."""
-    high = min(chain.size, recent.size)
+    def _forget(self, now: float) -> None:
+        while self._chains and self._chains[0].until < now:
+            self._chains.popleft()
+
+
+def common_blocks(chain: Hashes, other: Hashes, low: int) -> int:
+    """Length of the common prefix of two chains, at least `low`, by bisection."""
+    high = min(chain.size, other.size)
     while low < high:
         middle = (low + high + 1) // 2
-        if chain[middle - 1] == recent[middle - 1]:
+        if chain[middle - 1] == other[middle - 1]:
             low = middle
         else:
             high = middle - 1
