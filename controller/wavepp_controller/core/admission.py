@@ -124,7 +124,7 @@ class Admission:
             self._begin(revising, preparing, releases, now)
         elif releases:
             self._out.count("rounds_release_only")
-            self._out.send(*self._rounds.release_only(releases))
+            self._out.send(*self._rounds.release_only(releases, now))
 
     def check(self, book: RequestBook) -> list[str]:
         """Findings in words: every hold has its request, every request its place, nothing is forgotten."""
