@@ -165,6 +165,23 @@ class CacheManager(Protocol):
     def quarantined_blocks(self) -> int: ...
 
     @property
+    def state_slots(self) -> int: ...
+
+    @property
+    def cached_states(self) -> int:
+        """Snapshots that nobody holds."""
+
+    @property
+    def quarantined_states(self) -> int: ...
+
+    @property
+    def host_pool_blocks(self) -> int: ...
+
+    @property
+    def host_cached_blocks(self) -> int:
+        """Host blocks that nobody holds."""
+
+    @property
     def floor_blocks(self) -> int:
         """Blocks that escrows may never touch."""
 
