@@ -1,8 +1,8 @@
 """Tiny random models, one folder per family, as a user's model folder would look.
 
 Owns their shapes: small enough for a second on one core, and unfriendly on purpose (five layers,
-grouped heads, a dense layer among experts, several shards). Used by tests and benches of the torch
-engine; the folders live in a temporary directory of the test session.
+grouped heads, a dense layer among experts, several shards; a hybrid of eight layers). Used by tests and
+benches of the torch engine; the folders live in a temporary directory of the test session.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
 )
 from transformers.utils import logging
 
@@ -29,6 +30,8 @@ _LOGGING: Any = logging
 _LOGGING.disable_progress_bar()
 _FACTORY: Any = AutoModelForCausalLM  # its classmethods carry no types
 LAYERS = 5
+HYBRID_LAYERS = 8
+"""Of qwen3_next: layers 3 and 7 attend, the others are recurrent."""
 VOCABULARY = 512
 WINDOW = 2048
 _COMMON: dict[str, Any] = {
@@ -52,12 +55,26 @@ def _moe(tied: bool) -> PretrainedConfig:
     return Qwen3MoeConfig(**_COMMON, **experts, tie_word_embeddings=tied)
 
 
+def _hybrid(tied: bool) -> PretrainedConfig:
+    experts: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    experts |= {"shared_expert_intermediate_size": 32, "mlp_only_layers": [1]}
+    recurrence: dict[str, Any] = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    recurrence |= {"linear_key_head_dim": 16, "linear_value_head_dim": 24, "linear_conv_kernel_dim": 4}
+    common = _COMMON | {"num_hidden_layers": HYBRID_LAYERS, "head_dim": 24}
+    return Qwen3NextConfig(**common, **experts, **recurrence, tie_word_embeddings=tied)
+
+
+def layers_of(family: str) -> int:
+    return HYBRID_LAYERS if family == "qwen3_next" else LAYERS
+
+
 FAMILIES: dict[str, Callable[[bool], PretrainedConfig]] = {
     "llama": lambda tied: LlamaConfig(**_COMMON, tie_word_embeddings=tied),
     "mistral": lambda tied: MistralConfig(**_COMMON, sliding_window=None, tie_word_embeddings=tied),
     "qwen2": lambda tied: Qwen2Config(**_COMMON, tie_word_embeddings=tied),
     "qwen3": lambda tied: Qwen3Config(**_COMMON, head_dim=24, tie_word_embeddings=tied),
     "qwen3_moe": _moe,
+    "qwen3_next": _hybrid,
 }
 
 
@@ -74,6 +91,7 @@ def save_random(config: PretrainedConfig, folder: Path, *, shard: str = "1GB", s
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = _FACTORY.from_config(config, dtype=torch.float32)
+            _remember_long(model)
         model.save_pretrained(staging, max_shard_size=shard)
         try:
             staging.rename(folder)
@@ -81,6 +99,13 @@ def save_random(config: PretrainedConfig, folder: Path, *, shard: str = "1GB", s
             if not folder.exists():  # otherwise another process of the session was first
                 raise
     return folder
+
+
+def _remember_long(model: torch.nn.Module) -> None:
+    """Slow decays: a random recurrence forgets within a few tokens, and a lost state would not show."""
+    for name, parameter in model.named_parameters():
+        if name.endswith(".A_log"):
+            parameter.data.uniform_(0.0005, 0.05).log_()
 
 
 @functools.cache

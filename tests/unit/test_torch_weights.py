@@ -21,7 +21,9 @@ from wavepp_proto.errors import EngineFault
 from wavepp_stage.engine.base import EnginePlan
 from wavepp_stage.engine.torch.engine import TorchEngine
 
-BOUNDS = (0, 1, 2, 5)
+
+def bounds_of(family: str) -> tuple[int, ...]:
+    return (0, 1, 2, tiny_models.layers_of(family))
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,7 @@ def stored_names(folder: Path) -> set[str]:
 def plan_of(model: Path, **changes: Any) -> EnginePlan:
     values: dict[str, Any] = {"stage": 0, "stages": 1, "first_layer": 0, "last_layer": tiny_models.LAYERS}
     values |= changes
-    return EnginePlan(str(model), block_tokens=16, pool_blocks=8, wave_tokens=64, lanes=4, **values)
+    return EnginePlan(str(model), block_tokens=16, pool_blocks=8, wave_tokens=64, lanes=4, state_slots=2, **values)
 
 
 def load(model: Path, **changes: Any) -> TorchEngine:
@@ -51,19 +53,23 @@ def load(model: Path, **changes: Any) -> TorchEngine:
 def test_each_stage_reads_its_own_tensors_alone(root: Path, family: str, sharded: bool, tied: bool) -> None:
     model = tiny_models.build(family, root, tied=tied, sharded=sharded)
     stored = stored_names(model)
-    for stage, (first, last) in enumerate(pairwise(BOUNDS)):
+    bounds = bounds_of(family)
+    for stage, (first, last) in enumerate(pairwise(bounds)):
         wanted = tuple(f"model.layers.{layer}." for layer in range(first, last))
         if stage == 0:
             wanted += ("model.embed_tokens.",)
-        if stage == len(BOUNDS) - 2:
+        if stage == len(bounds) - 2:
             wanted += ("model.norm.", "model.embed_tokens." if tied else "lm_head.")
-        engine = load(model, stage=stage, stages=len(BOUNDS) - 1, first_layer=first, last_layer=last)
+        engine = load(model, stage=stage, stages=len(bounds) - 1, first_layer=first, last_layer=last)
         assert engine.tensor_names == tuple(sorted(name for name in stored if name.startswith(wanted)))
 
 
-def test_all_stages_together_read_every_tensor_once(root: Path) -> None:
-    model = tiny_models.build("qwen3_moe", root, sharded=True)
-    read = [name for engine in Pipeline(model, BOUNDS).engines for name in engine.tensor_names]
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_next"])
+def test_all_stages_together_read_every_tensor_once(root: Path, family: str) -> None:
+    model = tiny_models.build(family, root, sharded=True)
+    read = [
+        name for engine in Pipeline(model, bounds_of(family), state_slots=1).engines for name in engine.tensor_names
+    ]
     assert sorted(read) == sorted(stored_names(model))
 
 

@@ -20,6 +20,7 @@ from transformers import AttentionInterface
 
 from wavepp_stage.engine.torch.batch import Span, WaveBatch
 from wavepp_stage.engine.torch.paged_cache import PagedCache
+from wavepp_stage.engine.torch.recurrent_states import RecurrentStates
 
 ATTENTION = "wavepp_paged"
 TILE = 128
@@ -54,11 +55,12 @@ class CausalMask:
 
 @dataclass(frozen=True, slots=True)
 class WaveContext:
-    """What `paged_attention` needs beside the tensors; passed through the layers as a keyword."""
+    """What attention and recurrent layers need beside the tensors; passed through the layers as a keyword."""
 
     batch: WaveBatch
     cache: PagedCache
     mask: CausalMask
+    states: RecurrentStates
 
 
 def paged_attention(

@@ -17,6 +17,7 @@ from torch import Tensor
 from wavepp_proto.errors import EngineFault
 from wavepp_stage.engine.base import EnginePlan, RowWork, WaveWork
 from wavepp_stage.engine.torch.paged_cache import BlockRun
+from wavepp_stage.engine.torch.state_plan import Scan, check_states, make_scan
 
 Indices = npt.NDArray[np.int64]
 
@@ -50,10 +51,14 @@ class WaveBatch:
     """int64 [live tokens]: where each token's K and V go."""
     live: Tensor | None
     """int64 [live tokens] payload rows that are live; None when no row is void."""
+    scans: tuple[Scan, ...]
+    """Per span, on a band with recurrent layers."""
 
 
-def check_wave(wave: WaveWork, plan: EnginePlan) -> None:
-    """Raises EngineFault when the wave breaks the plan (a bug upstream: the formation ends)."""
+def check_wave(wave: WaveWork, plan: EnginePlan, *, recurrent: bool) -> None:
+    """Raises EngineFault when the wave breaks the plan (a bug upstream: the formation ends).
+
+    `recurrent`: the band has recurrent layers, so that live rows need a state."""
     if not 0 < wave.tokens <= plan.wave_tokens:
         raise EngineFault("wave tokens outside the plan", field="tokens", value=wave.tokens, limit=plan.wave_tokens)
     if len(wave.rows) > plan.lanes:
@@ -63,6 +68,8 @@ def check_wave(wave: WaveWork, plan: EnginePlan) -> None:
             raise EngineFault("not a token range", field=f"rows[{index}]", value=f"[{row.start}, +{row.length})")
         if not row.void:
             _check_table(index, row, plan)
+    if recurrent:
+        check_states(wave.rows, plan)
 
 
 def _check_table(index: int, row: RowWork, plan: EnginePlan) -> None:
@@ -76,7 +83,7 @@ def _check_table(index: int, row: RowWork, plan: EnginePlan) -> None:
                           value=low if low < 0 else high, limit=plan.pool_blocks)  # fmt: skip
 
 
-def make_batch(wave: WaveWork, block_tokens: int, device: torch.device) -> WaveBatch | None:
+def make_batch(wave: WaveWork, block_tokens: int, device: torch.device, *, recurrent: bool) -> WaveBatch | None:
     """The wave's live rows as one batch; None when every row is void."""
     spans: list[Span] = []
     positions: list[Indices] = []
@@ -100,6 +107,7 @@ def make_batch(wave: WaveWork, block_tokens: int, device: torch.device) -> WaveB
         _on(device, np.concatenate(positions))[None],
         _on(device, np.concatenate(slots)),
         None if begin == offset else _on(device, np.concatenate(live)),
+        tuple(make_scan(row, row.state) for row in wave.rows if recurrent and not row.void and row.state is not None),
     )
 
 

@@ -1,6 +1,6 @@
 """TorchEngine: executes one stage of a Hugging Face causal model on CPU or CUDA.
 
-Owns the band's weights, the paged cache and the order of work inside one wave. Owns no policy:
+Owns the band's weights, the stage's memory and the order of work inside one wave. Owns no policy:
 which block holds what, which rows run, and when, come with each wave. One executor thread per
 daemon calls every method (engine/base.py); its exactness is tested against the unsplit model.
 """
@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 
 from wavepp_proto.errors import EngineFault
-from wavepp_stage.engine.base import EngineFacts, EnginePlan, Payload, RowWork, WaveOutcome, WaveWork
-from wavepp_stage.engine.torch.attention import CausalMask, WaveContext
+from wavepp_stage.engine.base import CopyLot, EngineFacts, EnginePlan, Payload, RowWork, WaveOutcome, WaveWork
+from wavepp_stage.engine.torch.attention import WaveContext
 from wavepp_stage.engine.torch.batch import WaveBatch, check_wave, make_batch
-from wavepp_stage.engine.torch.model import Band, build_band, dtype_of, folder_of, kv_shape, load_config
+from wavepp_stage.engine.torch.memory import StageMemory, allocate
+from wavepp_stage.engine.torch.model import Band, build_band, dtype_of, folder_of, load_config
 from wavepp_stage.engine.torch.paged_cache import PagedCache
+from wavepp_stage.engine.torch.recurrent_states import RecurrentStates
 from wavepp_stage.engine.torch.sampler import sample_rows
 from wavepp_stage.engine.torch.weights import load_weights
 
@@ -34,15 +36,12 @@ def default_threads() -> int:
 class _Loaded:
     """A plan and what was made for it."""
 
-    __slots__ = ("band", "cache", "mask", "names", "plan", "vocabulary")
+    __slots__ = ("band", "memory", "names", "plan", "vocabulary")
 
-    def __init__(
-        self, plan: EnginePlan, band: Band, cache: PagedCache, mask: CausalMask, names: tuple[str, ...]
-    ) -> None:
+    def __init__(self, plan: EnginePlan, band: Band, memory: StageMemory, names: tuple[str, ...]) -> None:
         self.plan = plan
         self.band = band
-        self.cache = cache
-        self.mask = mask
+        self.memory = memory
         self.names = names
         self.vocabulary: int = band.model.config.vocab_size
 
@@ -75,36 +74,18 @@ class TorchEngine:
         band = build_band(config, plan, dtype_of(self._dtype_setting, config))
         names = load_weights(band, folder_of(plan), self._device, progress)
         band.finish(self._device)
-        self._loaded = _Loaded(plan, band, self._make_cache(plan, band), self._make_mask(band), names)
+        self._loaded = _Loaded(plan, band, allocate(plan, band, self._device), names)
         return self._facts(self._loaded)
-
-    def _make_cache(self, plan: EnginePlan, band: Band) -> PagedCache:
-        kv_heads, head_dim = kv_shape(band.model.config)
-        try:
-            return PagedCache(
-                range(plan.first_layer, plan.last_layer),
-                blocks=plan.pool_blocks,
-                block_tokens=plan.block_tokens,
-                kv_heads=kv_heads,
-                head_dim=head_dim,
-                dtype=band.model.dtype,
-                device=self._device,
-            )
-        except RuntimeError as error:  # torch has no narrower class for a failed allocation on CPU
-            raise EngineFault(
-                f"no memory for the pool: {str(error).splitlines()[0]}", field="pool_blocks", value=plan.pool_blocks
-            ) from error
-
-    def _make_mask(self, band: Band) -> CausalMask:
-        return CausalMask(band.model.dtype, self._device)
 
     def _facts(self, loaded: _Loaded) -> EngineFacts:
         return EngineFacts(
             needs_tokens=False,
             hidden=loaded.band.model.config.hidden_size,
-            bytes_per_block=loaded.cache.bytes_per_block,
+            bytes_per_block=loaded.memory.cache.bytes_per_block,
             device=str(self._device),
             loaded_layers=tuple(range(loaded.plan.first_layer, loaded.plan.last_layer)),
+            groups=loaded.memory.groups,
+            bytes_per_state=loaded.memory.states.bytes_per_state,
         )
 
     @property
@@ -120,7 +101,12 @@ class TorchEngine:
     @property
     def cache(self) -> PagedCache:
         """The paged cache, for inspection and hand-off."""
-        return self._need().cache
+        return self._need().memory.cache
+
+    @property
+    def states(self) -> RecurrentStates:
+        """The recurrent states, for inspection."""
+        return self._need().memory.states
 
     def _need(self) -> _Loaded:
         if self._loaded is None:
@@ -132,8 +118,9 @@ class TorchEngine:
     @torch.inference_mode()
     def run(self, wave: WaveWork, payload: Payload | None) -> WaveOutcome:
         loaded = self._need()
-        check_wave(wave, loaded.plan)
-        batch = make_batch(wave, loaded.plan.block_tokens, self._device)
+        memory, recurrent = loaded.memory, bool(loaded.band.recurrent_layers)
+        check_wave(wave, loaded.plan, recurrent=recurrent)
+        batch = make_batch(wave, loaded.plan.block_tokens, self._device, recurrent=recurrent)
         if batch is None:
             return WaveOutcome(None if loaded.plan.is_last else self._zeros(wave.tokens))
         if loaded.plan.is_first:
@@ -141,7 +128,7 @@ class TorchEngine:
         else:
             hidden = self._check_payload(payload, wave.tokens)
             hidden = hidden if batch.live is None else hidden.index_select(0, batch.live)
-        hidden = loaded.band.run_layers(hidden, WaveContext(batch, loaded.cache, loaded.mask))
+        hidden = loaded.band.run_layers(hidden, WaveContext(batch, memory.cache, memory.mask, memory.states))
         if loaded.plan.is_last:
             outcome = self._finish(loaded, wave, batch, hidden)
         else:
@@ -184,6 +171,15 @@ class TorchEngine:
         lasts = torch.tensor([last for last, _, _ in final], device=self._device)
         logits = loaded.band.logits(hidden.index_select(0, lasts))
         return WaveOutcome(None, sample_rows(logits, [(index, sampling) for _, index, sampling in final]))
+
+    # --- tiers -----------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def copy(self, lot: CopyLot) -> None:
+        host = self._need().memory.host
+        if host is None:
+            raise EngineFault("the plan has no host tier", field="host_pool_blocks", value=0)
+        host.copy(lot)
 
     # --- payloads --------------------------------------------------------------------------------
 

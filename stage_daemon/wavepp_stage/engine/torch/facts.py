@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 from wavepp_proto.errors import EngineFault
 from wavepp_proto.terms import ModelFacts
+from wavepp_stage.engine.torch.layer_kinds import recurrent_layers
 
 CONFIG_NAME = "config.json"
 SINGLE_FILE = "model.safetensors"
@@ -128,14 +129,16 @@ def _positive(config: dict[str, Any], key: str) -> int:
 def model_facts(path: str) -> ModelFacts:
     """What a controller must know of the model folder at `path`.
 
-    Raises EngineFault naming the field when the folder is not a usable model."""
+    Raises EngineFault naming the field when the folder is not a usable model, or a layer is of a kind not served."""
     folder = Path(path).expanduser()
     config = read_config(folder)
+    layers = _positive(config, "num_hidden_layers")
     return ModelFacts(
         name=path,
         fingerprint=fingerprint(folder),
-        layers=_positive(config, "num_hidden_layers"),
+        layers=layers,
         vocabulary=_positive(config, "vocab_size"),
         window=_positive(config, "max_position_embeddings"),
         path=str(folder.resolve()),
+        recurrent_layers=recurrent_layers(config),
     )

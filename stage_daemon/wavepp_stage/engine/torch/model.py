@@ -18,9 +18,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from wavepp_proto.errors import EngineFault
 from wavepp_stage.engine.base import EnginePlan
 from wavepp_stage.engine.torch.attention import ATTENTION, WaveContext
+from wavepp_stage.engine.torch.layer_kinds import RECURRENT_MODEL_TYPES, layer_kinds, recurrent_layers, refuse
+from wavepp_stage.engine.torch.recurrent_states import NO_STATE, StateShape
 
-MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen3_moe"})
-"""Dense attention in every layer, rotary positions, one cache entry per token: what PagedCache holds."""
+MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen3_moe"}) | RECURRENT_MODEL_TYPES
+"""Layers of dense attention with one cache entry per token (what PagedCache holds), or of a recurrence that
+`gated_delta` carries from slot to slot; rotary positions."""
 _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 """Rotary kinds whose angles depend on the longest position seen: cached keys would go stale."""
 # transformers builds a model under a process-wide default dtype, and a process may hold several engines.
@@ -38,17 +41,9 @@ def load_config(path: str) -> PretrainedConfig:
 
 
 def _check_config(config: PretrainedConfig) -> None:
-    def refuse(field: str, value: object, why: str) -> EngineFault:
-        return EngineFault(f"the torch engine does not serve {field} = {value}: {why}", field=field, value=str(value))
-
     if config.model_type not in MODEL_TYPES:
         raise refuse("model_type", config.model_type, f"it serves {', '.join(sorted(MODEL_TYPES))}")
-    window = getattr(config, "sliding_window", None)
-    kinds = set(getattr(config, "layer_types", None) or ())
-    if kinds - {"full_attention"}:
-        raise refuse("layer_types", sorted(kinds), "every layer must attend to the whole prefix")
-    if not kinds and window is not None and window < config.max_position_embeddings:
-        raise refuse("sliding_window", window, "every layer must attend to the whole prefix")
+    layer_kinds(config.to_dict())
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rope in _LENGTH_DEPENDENT_ROPE:
         raise refuse("rope_type", rope, "cached keys would depend on the longest prompt seen")
@@ -68,9 +63,14 @@ class Band:
         self.model = model
         self.plan = plan
         base = model.model
-        self.layers = [base.layers[index] for index in range(plan.first_layer, plan.last_layer)]
+        numbers = range(plan.first_layer, plan.last_layer)
+        self.layers = [base.layers[index] for index in numbers]
+        recurrent = set(recurrent_layers(model.config.to_dict()))
+        self.recurrent_layers = tuple(index for index in numbers if index in recurrent)
+        self.attention_layers = tuple(index for index in numbers if index not in recurrent)
+        """Global numbers, as everywhere."""
         for index in range(len(base.layers)):
-            if not plan.first_layer <= index < plan.last_layer:
+            if index not in numbers:
                 base.layers[index] = nn.Identity()
         self.tied = bool(plan.is_last and model.config.tie_word_embeddings)
         if not plan.is_last:
@@ -127,7 +127,14 @@ def build_band(config: PretrainedConfig, plan: EnginePlan, dtype: torch.dtype) -
     factory: Any = AutoModelForCausalLM
     with _BUILDING, torch.device("meta"):
         model = factory.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
-    return Band(model, plan)
+        band = Band(model, plan)
+        if band.recurrent_layers:
+            # Here, because the family's own modules take a second to import.
+            from wavepp_stage.engine.torch.gated_delta import SlottedGatedDeltaNet
+
+            for index in band.recurrent_layers:
+                model.model.layers[index].linear_attn = SlottedGatedDeltaNet(config, index).to(dtype)
+    return band
 
 
 def dtype_of(setting: str, config: PretrainedConfig) -> torch.dtype:
@@ -145,6 +152,16 @@ def kv_shape(config: PretrainedConfig) -> tuple[int, int]:
     """(key/value heads, head size) of a layer's cache."""
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return config.num_key_value_heads, head_dim
+
+
+def state_shape(config: PretrainedConfig) -> StateShape:
+    """Of one recurrent layer's state."""
+    if config.model_type not in RECURRENT_MODEL_TYPES:
+        return NO_STATE
+    keys = config.linear_num_key_heads * config.linear_key_head_dim
+    values = config.linear_num_value_heads * config.linear_value_head_dim
+    return StateShape(config.linear_conv_kernel_dim - 1, 2 * keys + values, config.linear_num_value_heads,
+                      config.linear_key_head_dim, config.linear_value_head_dim)  # fmt: skip
 
 
 def folder_of(plan: EnginePlan) -> Path:

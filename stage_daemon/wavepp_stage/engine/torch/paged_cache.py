@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class PagedCache:
-    """Keys and values of the layers of one band, addressed by global layer number."""
+    """Keys and values of the attention layers of one band, addressed by global layer number."""
 
     def __init__(
         self,
@@ -27,6 +27,7 @@ class PagedCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        self.layers = tuple(layers)
         self.blocks = blocks
         self.block_tokens = block_tokens
         shape = (blocks, block_tokens, kv_heads, head_dim)
@@ -41,8 +42,12 @@ class PagedCache:
     @property
     def bytes_per_block(self) -> int:
         """Bytes of one block over all layers of the band, K and V."""
-        tensors = [*self._keys.values(), *self._values.values()]
-        return sum(tensor[0].numel() * tensor.element_size() for tensor in tensors)
+        return sum(pool[0].numel() * pool.element_size() for pool in self.pools)
+
+    @property
+    def pools(self) -> list[Tensor]:
+        """All storage, [blocks, B, kv_heads, head_dim] each: K of every layer, then V of every layer."""
+        return [*self._keys.values(), *self._values.values()]
 
     def tensors(self, layer: int) -> tuple[Tensor, Tensor]:
         """(K, V) of one layer, [blocks, B, kv_heads, head_dim]; the storage itself."""

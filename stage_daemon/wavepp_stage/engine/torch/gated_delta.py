@@ -1,0 +1,100 @@
+"""Gated DeltaNet (Qwen3-Next's linear attention) over all rows of a wave, from and to state slots.
+
+Owns the mixer's forward: projections, convolution, gates and norm run once over the whole wave; only
+the delta rule's scan is per row, because each row goes on from its own state. Modules, parameters and
+the scan are transformers' own. Imported by `model.py` for model folders that have such layers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
+
+from wavepp_stage.engine.torch.attention import WaveContext
+from wavepp_stage.engine.torch.batch import WaveBatch
+from wavepp_stage.engine.torch.recurrent_states import RecurrentStates
+from wavepp_stage.engine.torch.state_plan import Scan
+
+_Base: Any = qwen3_next.Qwen3NextGatedDeltaNet  # its methods carry no types
+
+
+class SlottedGatedDeltaNet(_Base):  # type: ignore[misc]
+    """Takes the place of a band's linear attention module: same parameters, same names."""
+
+    def forward(self, hidden_states: Tensor, *, wave: WaveContext, **_: Any) -> Tensor:
+        """[1, tokens, hidden] of all live rows to the same shape."""
+        query, key, value, gate, raw_beta, raw_decay = self.fix_query_key_value_ordering(
+            self.in_proj_qkvz(hidden_states), self.in_proj_ba(hidden_states)
+        )
+        inputs = torch.cat([query.flatten(2), key.flatten(2), value.flatten(2)], dim=-1)[0]
+        joined, lengths = _with_past(inputs, wave.batch, wave.states, self.layer_idx)
+        mixed = self._convolve(joined)
+        beta = raw_beta.sigmoid()
+        decay = -self.A_log.float().exp() * functional.softplus(raw_decay.float() + self.dt_bias)
+        out = torch.empty_like(value, memory_format=torch.contiguous_format)
+        rows = zip(wave.batch.spans, wave.batch.scans,
+                   torch.split_with_sizes(joined, lengths), torch.split_with_sizes(mixed, lengths, 1),
+                   strict=True)  # fmt: skip
+        for span, scan, past_and_own, convolved in rows:
+            tokens = slice(span.begin, span.end)
+            own = convolved[:, wave.states.window :]
+            self._scan(wave.states, scan, past_and_own, own, decay[:, tokens], beta[:, tokens], out[:, tokens])
+        normed = self.norm(out.flatten(0, 2), gate.reshape(-1, self.head_v_dim))
+        projected: Tensor = self.out_proj(normed.view(1, len(inputs), -1))
+        return projected
+
+    def _convolve(self, inputs: Tensor) -> Tensor:
+        """[n, channels] to [1, n, channels]; the first `window` outputs of each row mix in the row before it, and are
+        those of its past inputs: nobody reads them."""
+        convolve = _implementation(qwen3_next.causal_conv1d_fn, inputs)
+        weight = self.conv1d.weight.squeeze(1)
+        mixed: Tensor = convolve(inputs.T[None], weight, self.conv1d.bias, activation=self.activation)
+        return mixed.transpose(1, 2)
+
+    def _scan(
+        self, states: RecurrentStates, scan: Scan, row: Tensor, mixed: Tensor, decay: Tensor, beta: Tensor, out: Tensor
+    ) -> None:
+        """One row's delta rule. `row` [window + length, channels] are the convolution's inputs, `mixed` [1, length,
+        channels] its outputs; writes `out` [1, length, heads, value_dim] and the slots that the row names."""
+        rule = _implementation(qwen3_next.torch_chunk_gated_delta_rule, mixed)
+        sizes = [self.key_dim, self.key_dim, self.value_dim]
+        query, key, value = torch.split_with_sizes(mixed, sizes, -1)
+        query, key = (part.view(1, len(row) - states.window, -1, self.head_k_dim) for part in (query, key))
+        value = value.view(1, len(row) - states.window, -1, self.head_v_dim)
+        delta = states.load(self.layer_idx, scan.source)[1][None]
+        begin = 0
+        for end, slots in scan.segments:
+            cut = slice(begin, end)
+            out[:, cut], delta = rule(
+                query[:, cut], key[:, cut], value[:, cut], g=decay[:, cut], beta=beta[:, cut], initial_state=delta,
+                output_final_state=True, use_qk_l2norm_in_kernel=True,
+            )  # fmt: skip
+            for slot in slots:
+                states.store(self.layer_idx, slot, row[end : end + states.window], delta[0])
+            begin = end
+
+
+def _with_past(inputs: Tensor, batch: WaveBatch, states: RecurrentStates, layer: int) -> tuple[Tensor, list[int]]:
+    """The convolution's inputs of all rows, one after the other, each led by those that its state remembers.
+
+    `inputs` [tokens, channels] to ([tokens + rows * window, channels], lengths of the rows in it)."""
+    parts: list[Tensor] = []
+    for span, scan in zip(batch.spans, batch.scans, strict=True):
+        parts += [states.load(layer, scan.source)[0], inputs[span.begin : span.end]]
+    return torch.cat(parts), [states.window + span.end - span.begin for span in batch.spans]
+
+
+def _implementation(function: Callable[..., Any], tensor: Tensor) -> Callable[..., Any]:
+    """`function` as transformers' own layer would call it: flash-linear-attention's or causal-conv1d's kernel where
+    installed. Those kernels serve neither the CPU nor float32, and transformers puts them in place regardless: there
+    it is the torch function that they wrap."""
+    if tensor.is_cuda and tensor.dtype != torch.float32:
+        return function
+    wrapped: Callable[..., Any] = inspect.unwrap(function)
+    return wrapped

@@ -1,0 +1,66 @@
+"""Everything that a loaded stage keeps besides weights: allocated at load, and never again.
+
+Owns which parts a band needs (paged cache, host tier, recurrent states) and how large they are by the plan.
+Called by `engine.py` at load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from wavepp_proto.errors import EngineFault
+from wavepp_proto.terms import CacheGroup
+from wavepp_stage.engine.base import EnginePlan
+from wavepp_stage.engine.torch.attention import CausalMask
+from wavepp_stage.engine.torch.host_tier import HostTier
+from wavepp_stage.engine.torch.model import Band, kv_shape, state_shape
+from wavepp_stage.engine.torch.paged_cache import PagedCache
+from wavepp_stage.engine.torch.recurrent_states import RecurrentStates
+
+_Part = TypeVar("_Part")
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    cache: PagedCache
+    """Of the attention layers; a band without any still numbers its blocks."""
+    host: HostTier | None
+    states: RecurrentStates
+    """Of the recurrent layers, if there are any."""
+    mask: CausalMask
+
+    @property
+    def groups(self) -> tuple[CacheGroup, ...]:
+        parts = ((CacheGroup.ATTENTION, self.cache.layers), (CacheGroup.RECURRENT, self.states.layers))
+        return tuple(group for group, layers in parts if layers)
+
+
+def allocate(plan: EnginePlan, band: Band, device: torch.device) -> StageMemory:
+    """Raises EngineFault naming the plan's field that asks for too much, or for too little."""
+    if band.recurrent_layers and plan.state_slots < 1:
+        raise EngineFault("the band has recurrent layers and no slot for their states", field="state_slots",
+                          value=plan.state_slots, limit=1)  # fmt: skip
+    dtype = band.model.dtype
+    kv_heads, head_dim = kv_shape(band.model.config)
+    cache = _make("pool_blocks", plan.pool_blocks, lambda: PagedCache(
+        band.attention_layers, blocks=plan.pool_blocks, block_tokens=plan.block_tokens, kv_heads=kv_heads,
+        head_dim=head_dim, dtype=dtype, device=device,
+    ))  # fmt: skip
+    host = None
+    if plan.host_pool_blocks:
+        host = _make("host_pool_blocks", plan.host_pool_blocks, lambda: HostTier(cache, plan.host_pool_blocks, device))
+    states = _make("state_slots", plan.state_slots, lambda: RecurrentStates(
+        band.recurrent_layers, state_shape(band.model.config), slots=plan.state_slots, dtype=dtype, device=device
+    ))  # fmt: skip
+    return StageMemory(cache, host, states, CausalMask(dtype, device))
+
+
+def _make(field: str, value: int, build: Callable[[], _Part]) -> _Part:
+    try:
+        return build()
+    except RuntimeError as error:  # torch has no narrower class for a failed allocation on CPU
+        raise EngineFault(f"no memory for the pool: {str(error).splitlines()[0]}", field=field, value=value) from error
