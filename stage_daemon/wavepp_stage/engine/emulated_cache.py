@@ -52,9 +52,6 @@ class CanaryCache:
         self._host = _Tier.of("host", host_pool_blocks, block_tokens)
         self._salt = splitmix_one(stage + 1)
 
-    def check_table(self, row: RowWork) -> None:
-        check_table(row, len(self._device.tags), self.block_tokens)
-
     def check_canaries(self, row: RowWork) -> None:
         """Every full block that is read carries the tag of exactly this prefix."""
         full = row.start // self.block_tokens
