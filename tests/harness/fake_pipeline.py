@@ -19,6 +19,7 @@ from wavepp_controller.core.events import (
     Action,
     AnnounceAcked,
     AnnounceRequest,
+    AskInventory,
     BeatArrived,
     Cancel,
     DigestArrived,
@@ -28,13 +29,16 @@ from wavepp_controller.core.events import (
     FormPipeline,
     Hashed,
     HashPrompt,
+    InventoryArrived,
     Joined,
     LeadershipWon,
     MemberUp,
+    ReopenStreams,
     ReportArrived,
     SendRound,
     SendWave,
     StreamLost,
+    StreamsReopened,
     Submit,
     Tick,
     VotesArrived,
@@ -61,7 +65,9 @@ from wavepp_proto.terms import (
     GroupDigest,
     Heartbeat,
     HoldKey,
+    HoldState,
     Incarnation,
+    Inventory,
     JoinPlan,
     JoinReply,
     MemberRecord,
@@ -74,6 +80,7 @@ from wavepp_proto.terms import (
     Rank,
     RequestId,
     Round,
+    RoundOrdinal,
     Row,
     RowFault,
     RowResult,
@@ -82,6 +89,7 @@ from wavepp_proto.terms import (
     Vote,
     VoteOutcome,
     Votes,
+    WaveOrdinal,
     WaveReport,
 )
 
@@ -148,9 +156,14 @@ class FakeDaemon:
     digest_seq: int = 0
     running: bytes = b""
     rounds: list[Round] = field(default_factory=list)
+    answered: dict[int, Votes] = field(default_factory=dict)
+    """Votes by round ordinal: a round that comes again is answered alike."""
+    last_wave: int = 0
 
     def forget(self) -> None:
         """A formation ended: nothing that was said in it means anything any more."""
+        self.answered.clear()
+        self.last_wave, self.running = 0, b""
         self.holds.clear()
         self.announced.clear()
         self.over.clear()
@@ -161,7 +174,19 @@ class FakeDaemon:
     def fence(self, ordinal: int) -> Fence:
         return replace(self.plan.fence, ordinal=ordinal)
 
+    def inventory(self, fence: Fence) -> Inventory:
+        holds = tuple(HoldState(key, "committed", endpoint, 0, 0, 0) for key, endpoint in self.holds.items())
+        last_round, last_wave = RoundOrdinal(max(self.answered, default=0)), WaveOrdinal(self.last_wave)
+        announced = tuple(self.announced)
+        return Inventory(fence, holds, announced, last_round, last_wave, self.running, self.capacity(), 0, 0, 0)
+
     def vote(self, asked: Round) -> Votes:
+        ordinal = asked.fence.ordinal
+        if ordinal not in self.answered:
+            self.answered[ordinal] = self._vote(asked)
+        return self.answered[ordinal]
+
+    def _vote(self, asked: Round) -> Votes:
         self.rounds.append(asked)
         self.seq += 1
         for release in asked.releases:
@@ -196,6 +221,7 @@ class FakeDaemon:
         return Vote(key, VoteOutcome.COMMITTED, self.holds[key], 0)
 
     def report(self, wave: SendWave, ordinal_fence: Fence, void: int, last: bool) -> WaveReport:
+        self.last_wave = wave.ordinal
         self.running = hashlib.sha256(self.running + repr(wave.rows).encode()).digest()
         faults = []
         for index, row in enumerate(wave.rows):
@@ -369,26 +395,33 @@ class FakePipeline:
                     self._handle(VotesArrived(action.key, self.daemons[action.key].vote(action.round), self.now))
             case SendWave():
                 self._run(action)
+            case ReopenStreams():
+                if action.key.stage not in self.deaf:
+                    self._handle(StreamsReopened(action.key, action.fence.formation, self.now))
+            case AskInventory():
+                if action.key.stage not in self.deaf and action.key in self.daemons:
+                    inventory = self.daemons[action.key].inventory(action.fence)
+                    self._handle(InventoryArrived(action.key, inventory, self.now))
             case WatchAgain():
                 pass
 
     def _join(self, plan: JoinPlan) -> None:
         daemon = self.daemons[plan.key]
-        daemon.plan, daemon.running = plan, b""
+        daemon.plan = plan
         daemon.forget()
         if plan.key.stage in self.deaf:
             return
-        groups = (CacheGroup.ATTENTION,)
         reply = JoinReply(
             plan.fence,
             plan.key,
             plan.pool_blocks,
             False,
-            groups,
+            plan.groups,
             8,
             64,
             daemon.capacity(),
             device=self.devices.get(plan.key.stage, ""),
+            state_slots=plan.state_slots,
         )
         self._handle(Joined(plan.key, plan.fence.formation, reply, self.now))
 
@@ -397,6 +430,8 @@ class FakePipeline:
         for key, fence in sorted(wave.targets):
             if key.stage in self.deaf:
                 return
+            if wave.ordinal <= self.daemons[key].last_wave:
+                continue  # sent again
             report = self.daemons[key].report(
                 wave, replace(fence, ordinal=wave.ordinal), void, key.stage == self.stages - 1
             )

@@ -185,9 +185,9 @@ def test_wave_tokens_are_rounded_to_blocks_when_the_plan_is_drawn_up(asked: int,
 # --- two incarnations of one place --------------------------------------------------------------
 
 
-def test_second_incarnation_waits_visibly_when_the_first_is_healthy() -> None:
+def test_second_incarnation_waits_visibly_when_the_first_is_healthy_elsewhere() -> None:
     pipeline = FakePipeline()
-    pipeline.post(MemberUp(record(1, incarnation=2), pipeline.now))
+    pipeline.post(MemberUp(record(1, incarnation=2, address="other:1"), pipeline.now))
     assert formed(pipeline) == [[(0, 1), (1, 1)]]
     (refused,) = pipeline.machine.status().refused
     assert (refused.key.stage, refused.incarnation) == (1, 2)
@@ -196,7 +196,7 @@ def test_second_incarnation_waits_visibly_when_the_first_is_healthy() -> None:
 
 def test_second_incarnation_takes_over_when_the_first_is_lost() -> None:
     pipeline = FakePipeline()
-    pipeline.post(MemberUp(record(1, incarnation=2), pipeline.now))
+    pipeline.post(MemberUp(record(1, incarnation=2, address="other:1"), pipeline.now))
     pipeline.lose(1)
     pipeline.pass_time(0.2)
     assert formed(pipeline) == [[(0, 1), (1, 1)], [(0, 1), (1, 2)]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wavepp_controller.core.ring import Ring
+from wavepp_controller.core.ring import Place, Ring
 from wavepp_proto.errors import InternalError
 from wavepp_proto.terms import (
     Attempt,
@@ -22,6 +22,7 @@ from wavepp_proto.terms import (
     RowFault,
     StageIndex,
     StageTimes,
+    WaveOrdinal,
     WaveReport,
 )
 
@@ -69,19 +70,39 @@ def test_slot_frees_once_when_the_last_stage_has_several_ranks() -> None:
     assert ring.in_flight == 0
 
 
-@pytest.mark.parametrize("ordinal", [0, 2, 5])
-def test_report_is_refused_when_it_is_not_the_next_wave(ordinal: int) -> None:
+@pytest.mark.parametrize("ordinal", [0, 5])
+def test_report_is_refused_when_its_wave_was_never_sent(ordinal: int) -> None:
     ring = full_ring()
     with pytest.raises(InternalError, match=f"stage 0 reported wave {ordinal}, not 1"):
-        ring.report(FIRST, report(ordinal))
+        ring.place(FIRST, ordinal)
 
 
-def test_report_is_refused_when_it_comes_twice() -> None:
+def test_report_has_its_place_when_it_comes_again_or_skips_one() -> None:
+    ring = full_ring()
+    ring.report(FIRST, report(1))
+    assert [ring.place(FIRST, ordinal) for ordinal in (1, 2, 3)] == [Place.AGAIN, Place.NEXT, Place.AHEAD]
+    assert (ring.reported(FIRST), ring.reported(LAST), ring.sent) == (1, 0, 4)
+    assert [flight.ordinal for flight in ring.unreported(FIRST)] == [2, 3, 4]
+    assert [flight.ordinal for flight in ring.unreported(LAST)] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("ordinal", [1, 3])
+def test_report_is_not_taken_when_it_is_not_the_next(ordinal: int) -> None:
     ring = full_ring()
     ring.report(LAST, report(1))
-    with pytest.raises(InternalError, match="stage 1 reported wave 1, not 2"):
-        ring.report(LAST, report(1))
+    with pytest.raises(InternalError, match=f"stage 1 reported wave {ordinal}, not 2"):
+        ring.report(LAST, report(ordinal))
     assert ring.in_flight == 3
+
+
+def test_running_hashes_are_remembered_for_four_rings_when_everybody_has_reported() -> None:
+    ring = Ring(2, [FIRST, LAST])
+    for ordinal in range(1, 11):
+        ring.send(ROWS)
+        ring.report(FIRST, report(ordinal, b"%d" % ordinal))
+        assert ring.running_hash(WaveOrdinal(ordinal)) == b"%d" % ordinal
+        ring.report(LAST, report(ordinal, b"%d" % ordinal))
+    assert [ring.running_hash(WaveOrdinal(ordinal)) for ordinal in (0, 2, 3, 10, 11)] == [None, None, b"3", b"10", None]
 
 
 def test_running_hashes_are_compared_when_the_second_daemon_reports() -> None:

@@ -126,7 +126,10 @@ class ReopenStreams:
 
 @dataclass(frozen=True, slots=True)
 class AskInventory:
-    """Take the daemon's inventory (unary, bounded); answer InventoryArrived, or nothing if it does not come."""
+    """Take the daemon's inventory (unary, bounded); answer InventoryArrived, or nothing if it does not come.
+
+    `fence.ordinal` numbers the question: the daemon gives the fence back, and a late answer to an earlier one is
+    not taken for this one's."""
 
     key: DaemonKey
     fence: Fence

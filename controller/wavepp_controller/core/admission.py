@@ -1,9 +1,12 @@
 """Which requests are prepared, in what order, and what becomes of the votes (DESIGN.md section 6).
 
-Owns the ready order, the holders and the pending releases of one formation. One prepare/revise round is
-in flight; what becomes ready meanwhile shares the next. Strict first come first served: while the
-first waits for capacity nothing behind it is prepared. Does not own wires (`rounds`), nor waves.
+Owns the ready order, the parked requests, the holders and the pending releases of one formation. One
+prepare/revise round is in flight; what becomes ready meanwhile shares the next. While the first of the
+order waits for capacity nothing behind it is prepared. Does not own wires (`rounds`), nor waves.
 
+    parked (WAITING behind a holder)
+        ▲ │ shown
+        │ ▼
     ready (HINTED, WAITING) ──prepare──▶ holders (PREPARING) ──agreed──▶ holders (ADMITTED, RUNNING)
         ▲                                   │ no room, round lost                │ ended
         └── release on ALL daemons ◀────────┘                release on ALL ◀────┘
@@ -16,18 +19,21 @@ from dataclasses import dataclass, field
 from wavepp_controller.core import traced
 from wavepp_controller.core.book import RequestBook
 from wavepp_controller.core.config import ControllerConfig
+from wavepp_controller.core.demand import Demand, shortage
 from wavepp_controller.core.formation import PipelineFormation
-from wavepp_controller.core.fresh import FreshChains
+from wavepp_controller.core.hints import Hints
 from wavepp_controller.core.index import ReuseIndex
+from wavepp_controller.core.order import goes_before
 from wavepp_controller.core.outbox import Outbox
-from wavepp_controller.core.ready import ReadyOrder, room
+from wavepp_controller.core.ready import ReadyOrder
 from wavepp_controller.core.reconcile import Agreed, GiveUp, Lower, decide, held_after
-from wavepp_controller.core.request import Request, Shortage
+from wavepp_controller.core.request import Request
 from wavepp_controller.core.request_table import RequestInput, RequestState
-from wavepp_controller.core.rounds import Entries, OpenRound, RoundBook
+from wavepp_controller.core.rounds import OpenRound, RoundBook
+from wavepp_controller.core.sharing import Sharing
 from wavepp_proto import limits
 from wavepp_proto.errors import InternalError
-from wavepp_proto.terms import DaemonKey, Prepare, Release, Revise, Votes
+from wavepp_proto.terms import DaemonKey, HoldKey, Release, Votes
 
 
 @dataclass(slots=True)
@@ -53,11 +59,13 @@ class Admission:
         self._formation, self._index, self._rounds = formation, index, rounds
         self._config, self._out = config, out
         self._retry_s = config.capacity_retry_ms / 1e3
-        self.ready = ReadyOrder(formation.daemons)
+        self._demand = Demand(formation, config)
+        self._hints = Hints(index, attention=self._demand.attention, recurrent=self._demand.policy.most > 0)
+        self.ready = ReadyOrder(formation.daemons, config.most_bypasses)
+        self.sharing = Sharing(self._demand.policy, config)
         self.holders: dict[str, Request] = {}
         """PREPARING, ADMITTED and RUNNING, by request id; at most `lanes`."""
         self._releases: list[Release] = []
-        self._fresh = FreshChains()
 
     @property
     def round_open(self) -> bool:
@@ -72,23 +80,40 @@ class Admission:
 
     def enter(self, request: Request, now: float) -> None:
         """A request is hashed and announced everywhere: hint it and give it its place."""
-        self._hint(request, now)
+        self._hints.refresh(request, now)
         self.ready.add(request)
+
+    def tokens_before(self, request: Request) -> int:
+        """Tokens still to compute of everything that is served before a ready request, as far as is known."""
+        tokens = sum(one.tokens_left for one in self.holders.values() if not goes_before(request, one))
+        for ready in self.ready:
+            if ready is request:
+                break
+            tokens += ready.tokens_left
+        return tokens
 
     def published(self, request: Request, now: float) -> None:
         """The request has finished: every stage has published its full blocks."""
-        if request.chain is not None:
-            self._fresh.finished(request.chain, now)
+        self._hints.published(request, now)
 
-    def release(self, request: Request, *, ended: bool = True) -> None:
+    def release(self, request: Request, now: float, *, ended: bool = True) -> None:
         """Let go of the request on every daemon, whatever it holds there, in whichever state it is.
 
         Unless `ended`, daemons keep its announcement: it will be prepared again.
         """
         self.ready.discard(request)
+        self._leave(request, now)
         self.holders.pop(request.id, None)
         if request.current.announced:
             self._releases.append(Release(request.key, request.current.last_wave, ended))
+
+    def let_go(self, release: Release) -> None:
+        """Release what a daemon holds for nobody, or no longer for its request."""
+        self._releases.append(release)
+
+    def releasing(self, key: HoldKey) -> bool:
+        """A release of `key` waits for the next round."""
+        return any(release.key == key for release in self._releases)
 
     def votes(self, key: DaemonKey, votes: Votes, now: float) -> Resolved:
         """Take one daemon's votes; decides once all are there."""
@@ -114,7 +139,11 @@ class Admission:
 
         While a round is open they wait for the next, which frees what they held before it asks for more.
         """
-        if self._rounds.open is not None:
+        for request in self.sharing.shown(self.holders, self._index):
+            self._leave(request, now)
+            request.advance(RequestInput.SHOWN, now)
+            self.ready.add(request)
+        if self._rounds.open is not None or self._rounds.full:
             return
         releases, self._releases = self._releases, []
         revising = [r for r in self.holders.values() if r.current.revise_to is not None]
@@ -133,72 +162,75 @@ class Admission:
         in_round = {id(request) for request in opened.requests} if opened is not None else set()
         for request in book.living.values():
             waits = request.state in (RequestState.HINTED, RequestState.WAITING)
-            if waits != (request in self.ready) or request.holding != (request.id in self.holders):
+            if waits != ((request in self.ready) + (request in self.sharing) == 1) or request.holding != (request.id in self.holders):
                 findings.append(f"{request.id} is {request.state.value} and in the wrong place")
             revising = request.current.revise_to is not None
             if request.state is RequestState.PREPARING and not revising and id(request) not in in_round:
                 findings.append(f"{request.id} prepares in no round")
-        if self.holders.keys() - book.living.keys() or len(self.ready) > len(book.waiting):
+        findings += self.sharing.check(self.holders)
+        if self.holders.keys() - book.living.keys() or len(self.ready) + len(list(self.sharing)) > len(book.waiting):
             findings.append("a request that ended is still ready or holds something")
         if len(self.holders) > self._config.lanes:
             findings.append(f"{len(self.holders)} holders are more than {self._config.lanes} lanes")
-        if self._releases and opened is None:
+        if self._releases and opened is None and not self._rounds.full:
             findings.append("releases were not sent")
         idle = opened is None and not self.holders and not self._formation.draining
         if idle and (head := self.ready.head) is not None and head.state is RequestState.HINTED:
             findings.append("something is ready, nothing runs, and no round was begun")
-        places = [request.place for request in self.ready]
-        if places != sorted(set(places)):
-            findings.append("the ready order is not first come first served")
-        return findings
+        return findings + self.ready.check()
 
     # --- building a round -----------------------------------------------------------------------
 
     def _choose(self, entries: int, now: float) -> list[Request]:
-        """Requests to prepare, in order; they become holders."""
+        """Requests to prepare, in order; they become holders. Those that better wait for a holder are parked."""
         chosen: list[Request] = []
         if self._formation.draining:
             return chosen
         while len(chosen) < entries and len(self.holders) < self._config.lanes:
-            head = self.ready.take(now)
+            head = self.ready.first(now)
             if head is None:
                 break
+            self._hints.refresh(head, now)
+            if self._park(head, now):
+                continue
+            alone = self._demand.oversized(head)
+            if alone and any(not holder.current.materialised for holder in self.holders.values()):
+                break  # it may use the headroom once everybody's blocks are taken; nothing overtakes it meanwhile
             retried = head.state is RequestState.WAITING
-            self._hint(head, now)
+            self.ready.take(head)
             head.current.begin_rounds()
+            head.current.ignore_headroom = alone
             head.advance(RequestInput.PREPARE, now)
             self.holders[head.id] = head
             chosen.append(head)
-            if retried:
+            if retried or alone:
                 break  # should it run short again, nothing behind it may have slipped past
         return chosen
 
+    def _park(self, head: Request, now: float) -> bool:
+        """Let `head` wait behind a holder if that wins it more than its hint; True if it does."""
+        offer = self.sharing.offer(head, self.holders.values())
+        if offer is None:
+            return False
+        if offer.published:
+            head.current.candidate = offer.boundary
+            return False
+        self.ready.discard(head)
+        self.sharing.park(head, offer, now)
+        self._out.count("parked")
+        return True
+
+    def _leave(self, request: Request, now: float) -> None:
+        if request in self.sharing:
+            self._out.count("sharing_wait_ms", self.sharing.leave(request, now))
+
     def _begin(self, revising: list[Request], preparing: list[Request], releases: list[Release], now: float) -> None:
-        entries = {key: Entries() for key in self._formation.daemons}
-        for request in revising:
-            target = request.current.revise_to
-            for key, held in request.current.held.items():
-                if target is not None and (held.endpoint > target or not held.committed):
-                    entries[key].revises.append(Revise(request.key, target))
-            request.current.revise_to = None
-        for request in preparing:
-            for wanted in entries.values():
-                wanted.prepares.append(Prepare(request.key, request.current.candidate))
+        entries = self._demand.entries(revising, preparing)
         for request in (*revising, *preparing):
             request.current.rounds += 1
+            request.current.revise_to = None
         self._out.count("rounds")
         self._out.send(*self._rounds.begin([*revising, *preparing], entries, releases, now))
-
-    def _hint(self, request: Request, now: float) -> None:
-        """Longest prefix that every daemon is thought to hold; again if the index knows more by now."""
-        version = (self._index.version, self._fresh.version)
-        if request.current.hinted_version == version or request.chain is None:
-            return
-        request.current.hinted_version = version
-        blocks = self._index.hint_blocks(request.chain)
-        blocks = self._fresh.extend(request.chain, blocks, now)
-        request.current.candidate = min(blocks * request.block_tokens, request.cap)
-        traced.hinted(request, now)
 
     # --- resolving a round ----------------------------------------------------------------------
 
@@ -209,11 +241,12 @@ class Admission:
             traced.round_done(request, done, votes, now)
             for key, vote in votes.items():
                 request.current.held[key] = held_after(vote)
-                if request.current.rounds == 1:  # later votes come after this request's own lowering
-                    request.current.note_own_hit(key.stage, min(vote.own_hit, request.cap))
+                if request.current.rounds == 1:
+                    self._demand.note_hits(request, key, vote)
             match decide(votes, request.current.held):
                 case Agreed(endpoint):
-                    self._agree(request, endpoint, now)
+                    request.advance(RequestInput.COMMIT, now)
+                    self._demand.admit(request, endpoint, now)
                     resolved.admitted.append(request)
                 case GiveUp(RequestInput.NOT_ANNOUNCED):
                     self._out.count("not_announced")
@@ -225,10 +258,6 @@ class Admission:
                     if not self._lower(request, lower, now):
                         resolved.stuck.append((request, _no_progress(request, lower)))
         return resolved
-
-    def _agree(self, request: Request, endpoint: int, now: float) -> None:
-        request.advance(RequestInput.COMMIT, now)
-        request.current.admit(endpoint, now)
 
     def _lower(self, request: Request, lower: Lower, now: float) -> bool:
         """Revise in the next round; False if this one brought nobody closer."""
@@ -246,14 +275,12 @@ class Admission:
         self._out.count("no_capacity")
         for key in daemons:
             answer = done.answers[key]
-            missing = sum(short.blocks for short in answer.votes[request.key].shortfall)
-            wanted = room(answer.capacity) + max(1, missing)
             request.current.waited_for.add(key.stage)
-            request.current.shortages[key] = Shortage(answer.capacity.seq, wanted)
+            request.current.shortages[key] = shortage(answer.votes[request.key], answer)
 
     def _wait(self, request: Request, given: RequestInput, now: float) -> None:
         """Back to the ready order, holding nothing anywhere."""
-        self.release(request, ended=False)
+        self.release(request, now, ended=False)
         request.advance(given, now)
         request.current.retry_at = now + self._retry_s
         self.ready.add(request)

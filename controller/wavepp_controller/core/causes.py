@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from wavepp_controller.core.config import ControllerConfig
 from wavepp_controller.core.formation import Daemon
 from wavepp_controller.core.request import Request
-from wavepp_proto.errors import DeadlineExpired, FormationEnded, PipelineUnavailable, StageLost
+from wavepp_proto.errors import DeadlineExpired, FormationEnded, PipelineUnavailable, RowVoided, StageLost
 from wavepp_proto.terms import DaemonKey, ErrorInfo, PipelineId, WaveReport
 
 
@@ -33,6 +33,15 @@ def failed_report(key: DaemonKey, report: WaveReport) -> FormationEnded:
         stage=key.stage,
         wave=report.fence.ordinal,
         cause=cause.reason,
+    )
+
+
+def hold_lost(daemon: Daemon, request: Request) -> RowVoided:
+    return RowVoided(
+        f"stage {daemon.key.stage} no longer holds the cache of request {request.id}",
+        stage=daemon.key.stage,
+        wave=request.current.last_wave,
+        cause="HOLD_LOST",
     )
 
 

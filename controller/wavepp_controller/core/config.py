@@ -49,6 +49,8 @@ class ControllerConfig:
     pipeline_wait_ms: int = limits.PIPELINE_WAIT_MS
     wave_timeout_ms: int = limits.WAVE_TIMEOUT_MS
     """Longest pause between two waves that the last stage reports while some are in flight."""
+    inventory_ms: int = limits.INVENTORY_MS
+    """Between two comparisons of what a daemon holds with what it should hold."""
     reform_backoff_ms: int = 100
     """Pause before the second try to form a pipeline; doubles up to `reform_backoff_max_ms`."""
     reform_backoff_max_ms: int = 5_000
@@ -74,6 +76,7 @@ class ControllerConfig:
         for name in ("floor_blocks", "snapshot_tokens", "share_tokens", "most_parks", "most_bypasses"):
             if (getattr(self, name) or 0) < 0:
                 raise InvalidRequest(f"{name} must not be negative", field=name, value=getattr(self, name), limit=0)
-        for name in ("wave_tokens", "attempts", "heartbeat_ms", "round_deadline_ms", "capacity_retry_ms"):
+        positive = ("wave_tokens", "attempts", "heartbeat_ms", "round_deadline_ms", "capacity_retry_ms", "inventory_ms")
+        for name in positive:
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"{name} must be positive", field=name, value=getattr(self, name), limit=1)

@@ -59,9 +59,17 @@ def tick(formation: PipelineFormation, now: float, out: Outbox) -> None:
             _ask(daemon, now, out)
 
 
+def resume(index: ReuseIndex, daemon: Daemon, now: float, out: Outbox) -> None:
+    """The daemon's streams were opened again: listen from where they broke, or to a fresh snapshot."""
+    seq = index.seq_of(daemon.key)
+    daemon.snapshot_due = None if seq else now + RESYNC_S
+    out.send(WatchAgain(daemon.key, daemon.fence(), seq))
+
+
 def _ask(daemon: Daemon, now: float, out: Outbox) -> None:
-    """Ask unless a snapshot is on its way; before Join is answered there is no stream to ask on."""
-    if daemon.reply is None or (daemon.snapshot_due is not None and now < daemon.snapshot_due):
+    """Ask unless a snapshot is on its way; without open streams there is none to ask on."""
+    closed = daemon.reply is None or daemon.streams.reconnecting
+    if closed or (daemon.snapshot_due is not None and now < daemon.snapshot_due):
         return
     daemon.snapshot_due = now + RESYNC_S
     out.send(WatchAgain(daemon.key, daemon.fence()))

@@ -1,19 +1,20 @@
 """Waves of one formation: what is sent, and what the reports mean (DESIGN.md section 7).
 
-Owns the lanes (admitted requests with tokens left to schedule), the ring and the positions, which
+Owns the lanes (admitted requests with tokens left to schedule, in ranked order), the ring and the positions, which
 advance only by rows written to every daemon's stream. Says which requests finished and which were
 voided; ending them is the caller's business. Does not own admission.
 """
 
 from __future__ import annotations
 
-from bisect import insort
 from dataclasses import dataclass, field
 
 from wavepp_controller.core.config import ControllerConfig
 from wavepp_controller.core.events import Emit, SendWave
 from wavepp_controller.core.formation import PipelineFormation
+from wavepp_controller.core.order import RankedOrder
 from wavepp_controller.core.outbox import Outbox
+from wavepp_controller.core.pace import Pace
 from wavepp_controller.core.planner import Lane, plan_fixed
 from wavepp_controller.core.request import Request
 from wavepp_controller.core.request_table import RequestInput, RequestState
@@ -40,8 +41,8 @@ class Execution:
         self._moved = now
         """When the ring last went from empty to busy, or freed a slot."""
         self.ring = Ring(2 * formation.stages, formation.daemons)
-        self.lanes: list[Request] = []
-        """First come first served."""
+        self.lanes = RankedOrder(config.most_bypasses)
+        self.pace = Pace()
         self.running: dict[HoldKey, Request] = {}
         """Admitted and not ended, lanes or not."""
 
@@ -50,18 +51,24 @@ class Execution:
 
     def admit(self, request: Request) -> None:
         self.running[request.key] = request
-        insort(self.lanes, request, key=lambda one: one.place)
+        self.lanes.add(request)
+        self.lanes.serve(request)
 
     def withdraw(self, request: Request) -> None:
         """The request ended: chunks already sent are executed, nothing more is scheduled."""
         self.running.pop(request.key, None)
-        if request in self.lanes:
-            self.lanes.remove(request)
+        self.lanes.discard(request)
+
+    def again(self, key: DaemonKey) -> list[SendWave]:
+        """Every wave that this daemon has not reported, in order: it ignores those that it has."""
+        targets = ((key, self._formation.daemons[key].fence()),)
+        unreported = self.ring.unreported(key)
+        return [SendWave(self._pipeline, flight.ordinal, flight.rows, targets) for flight in unreported]
 
     def pump(self, now: float) -> None:
         """Fill the ring."""
         while self.lanes and self.ring.room:
-            lanes = [Lane(r.key, r.current.scheduled, r.prompt_tokens) for r in self.lanes]
+            lanes = [_lane(request) for request in self.lanes]
             rows = plan_fixed(lanes, self._formation.wave_tokens, self._max_rows, self._formation.block_tokens)
             if not rows:
                 raise InternalError("lanes have tokens and the planner found no chunk", field="lanes", value=len(lanes))
@@ -86,6 +93,8 @@ class Execution:
         daemon.waves_done += 1
         outcomes = Outcomes()
         if reported.slot_freed:
+            computed = (r.length for i, r in enumerate(reported.flight.rows) if not report.void_bitmap >> i & 1)
+            self.pace.worked(sum(computed), now - self._moved)
             self._moved = now
             self._complete(reported.flight, report, outcomes)
         self._void(reported.flight, reported.complete, outcomes)
@@ -101,6 +110,9 @@ class Execution:
                 findings.append(f"{request.id} has positions out of order")
             if (request in self.lanes) != (current.scheduled < request.prompt_tokens):
                 findings.append(f"{request.id} has a lane and nothing to schedule, or the other way round")
+            if current.admitted_snapshots > current.promised_snapshots:
+                findings.append(f"{request.id} takes more snapshots than were promised")
+        findings += self.lanes.check()
         if len(self.lanes) > len(self.running):
             findings.append("a lane carries a request that does not run")
         if self.lanes and self.ring.room:
@@ -113,13 +125,11 @@ class Execution:
         ordinal = self.ring.send(rows)
         for row in rows:
             request = self.running[row.key]
-            request.current.scheduled = row.start + row.length
-            request.current.waves += 1
-            request.current.last_wave = ordinal
+            request.current.sent(row, ordinal)
             if request.state is RequestState.ADMITTED:
                 request.advance(RequestInput.FIRST_WAVE, now)
             if row.final:
-                self.lanes.remove(request)
+                self.lanes.discard(request)
         self._out.count("waves")
         self._out.count("wave_rows", len(rows))
         self._out.count("wave_tokens", sum(row.length for row in rows))
@@ -166,3 +176,8 @@ class Execution:
                     ),
                 )
             )
+
+
+def _lane(request: Request) -> Lane:
+    current = request.current
+    return Lane(request.key, current.scheduled, request.prompt_tokens, current.snapshots, current.stops)

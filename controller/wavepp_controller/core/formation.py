@@ -10,14 +10,16 @@ how much room they have. Says who is silent. Does not own requests, nor when to 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from wavepp_controller.core.config import ControllerConfig
 from wavepp_controller.core.headroom import headroom_blocks
+from wavepp_controller.core.resume import Streams
 from wavepp_controller.core.verdicts import PipelineFacts
 from wavepp_proto.errors import JoinRefused, WaveppError
 from wavepp_proto.fence import Standing, check_fence
 from wavepp_proto.terms import (
+    CacheGroup,
     Capacity,
     DaemonKey,
     Epoch,
@@ -50,6 +52,11 @@ class Daemon:
     waves_done: int = 0
     times: StageTimes = StageTimes()
     """Sums since the formation began."""
+    streams: Streams = field(default_factory=Streams)
+    inventory_at: float | None = None
+    """When its last inventory that was judged arrived."""
+    orphans: int = 0
+    """Holds and announcements found on it that nobody owned."""
 
     @property
     def key(self) -> DaemonKey:
@@ -58,6 +65,10 @@ class Daemon:
     @property
     def pool_blocks(self) -> int:
         return self.plan.pool_blocks if self.reply is None else self.reply.pool_blocks
+
+    @property
+    def state_slots(self) -> int:
+        return self.plan.state_slots if self.reply is None else self.reply.state_slots
 
     def fence(self, ordinal: int = 0) -> Fence:
         ours = self.plan.fence
@@ -122,9 +133,7 @@ class PipelineFormation:
     def facts(self) -> PipelineFacts:
         """What the pipeline really is, by the daemons' answers to Join."""
         records = [
-            replace(
-                daemon.record, pool_blocks=daemon.plan.pool_blocks if not daemon.reply else daemon.reply.pool_blocks
-            )
+            replace(daemon.record, pool_blocks=daemon.pool_blocks, state_slots=daemon.state_slots)
             for daemon in self.daemons.values()
         ]
         return PipelineFacts.of(records)
@@ -133,7 +142,11 @@ class PipelineFormation:
         return tuple((key, daemon.fence()) for key, daemon in self.daemons.items())
 
     def joined(self, daemon: Daemon, reply: JoinReply, now: float) -> bool:
-        """Note one answer; True when it was the last one and the formation serves."""
+        """Note one answer; True when it was the last one and the formation serves.
+
+        JoinRefused if the daemon has other cache groups than its band: agreement would skip the one it lacks.
+        """
+        _check_groups(daemon, reply)
         daemon.reply = reply
         daemon.has(reply.capacity)
         if any(other.reply is None for other in self.daemons.values()):
@@ -155,6 +168,20 @@ class PipelineFormation:
 
     def next_silence(self, silence: float) -> float:
         return min(daemon.last_heard for daemon in self.daemons.values()) + silence
+
+
+def _check_groups(daemon: Daemon, reply: JoinReply) -> None:
+    if set(reply.groups) == set(daemon.plan.groups):
+        return
+    has, needs = (" ".join(sorted(group.value for group in groups)) for groups in (reply.groups, daemon.plan.groups))
+    raise JoinRefused(
+        f"{daemon.key} at {daemon.record.address}: groups are {has or 'none'}, its band needs {needs}",
+        field="groups",
+        value=has,
+        limit=needs,
+        stage=daemon.key.stage,
+        address=daemon.record.address,
+    )
 
 
 def align_wave_tokens(wave_tokens: int, block_tokens: int) -> int:
@@ -234,6 +261,8 @@ def draw_up(
                 deadline_ms=config.join_deadline_ms,
                 heartbeat_ms=config.heartbeat_ms,
                 silence_ms=config.silence_ms,
+                state_slots=record.state_slots if CacheGroup.RECURRENT in record.groups else 0,
+                groups=record.groups,
             ),
         )
         for key, record in records.items()

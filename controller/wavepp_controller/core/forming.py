@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from wavepp_controller.core.config import ControllerConfig
 from wavepp_controller.core.events import EndFormation, FormPipeline, ReformAsked, StageShape
-from wavepp_controller.core.formation import PipelineFormation, Terms, choose_link, draw_up
+from wavepp_controller.core.formation import Daemon, PipelineFormation, Terms, choose_link, draw_up
 from wavepp_controller.core.members import Members, Roster
 from wavepp_controller.core.outbox import Outbox
 from wavepp_controller.core.verdicts import PipelineFacts
@@ -19,7 +19,8 @@ from wavepp_proto.errors import FormationEnded, InvalidRequest, JoinRefused, Wav
 from wavepp_proto.terms import DaemonKey, Epoch, Formation, Incarnation, LinkKind, PipelineId, RoundOrdinal
 
 LOST_HOLD_S = 1.5 * limits.MEMBER_TTL_S
-"""A lost incarnation that is still registered after this is alive, and may be asked to join again."""
+"""A silent incarnation that is still registered after this is alive, and may be asked to join again; a later one
+of its place need not wait."""
 
 
 class Forming:
@@ -47,6 +48,11 @@ class Forming:
     def standing(self, key: DaemonKey, incarnation: Incarnation) -> bool:
         daemon = self.present.daemons.get(key) if self.present is not None else None
         return daemon is not None and daemon.record.incarnation == incarnation
+
+    def superseded(self) -> Daemon | None:
+        """A daemon of the present formation whose place a later incarnation has taken over."""
+        daemons = () if self.present is None else self.present.daemons.values()
+        return next((one for one in daemons if not self.members.holds(one.key, one.record.incarnation)), None)
 
     def roster(self, now: float) -> Roster:
         return self.members.roster(self._shapes, now)

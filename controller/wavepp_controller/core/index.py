@@ -93,6 +93,11 @@ class ReuseIndex:
     def in_sync(self, key: DaemonKey) -> bool:
         return key in self._sources and self._sources[key].bit is not None
 
+    def seq_of(self, key: DaemonKey) -> int:
+        """Seq of the last digest applied of a daemon in sync; 0 otherwise: a fresh snapshot is wanted."""
+        source = self._sources.get(key)
+        return source.cursor.seq if source is not None and source.bit is not None else 0
+
     def indexed_blocks(self, key: DaemonKey) -> int:
         """Blocks and snapshots known of a daemon in sync; 0 otherwise."""
         source = self._sources.get(key)

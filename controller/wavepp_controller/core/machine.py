@@ -20,6 +20,7 @@ from wavepp_controller.core.events import (
     Event,
     Hashed,
     HashPrompt,
+    InventoryArrived,
     Joined,
     JoinFailed,
     LeadershipLost,
@@ -32,6 +33,7 @@ from wavepp_controller.core.events import (
     RefuseSubmit,
     ReportArrived,
     StreamLost,
+    StreamsReopened,
     Submit,
     Tick,
     VotesArrived,
@@ -54,12 +56,21 @@ from wavepp_proto.errors import (
     WaveppError,
 )
 from wavepp_proto.hashing import HashScope
-from wavepp_proto.terms import DaemonKey, Epoch, Failed, PipelineId, PrefillRequest, Queued, RequestId
+from wavepp_proto.terms import DaemonKey, Epoch, Failed, PipelineId, PrefillRequest, Queued, RequestId, WaveOrdinal
 
 PAUSE_S = 0.2
 """The shell ticks every 50 ms; after a longer gap it was the controller that slept, not a daemon."""
 FromDaemon = (
-    Joined | JoinFailed | StreamLost | AnnounceAcked | VotesArrived | DigestArrived | ReportArrived | BeatArrived
+    Joined
+    | JoinFailed
+    | StreamLost
+    | StreamsReopened
+    | InventoryArrived
+    | AnnounceAcked
+    | VotesArrived
+    | DigestArrived
+    | ReportArrived
+    | BeatArrived
 )
 
 
@@ -101,6 +112,11 @@ class ControllerMachine:
     def status(self, *, requests: bool = True) -> ControllerStatus:
         """What operators see; without `requests` it is cheap however many are queued."""
         return snapshot(self, self._out.counters, self._now, requests=requests)
+
+    def reported_wave(self, key: DaemonKey) -> WaveOrdinal:
+        """Last wave whose report of this daemon was taken in the present formation (0: none): heartbeats say so."""
+        pipeline = self.pipelines.get(key.pipeline)
+        return WaveOrdinal(0) if pipeline is None else pipeline.reported_wave(key)
 
     def turned_away(self, error: WaveppError) -> None:
         """Count a request that the shell refused before it could become a Submit."""
@@ -218,10 +234,7 @@ class ControllerMachine:
                     known.forming.members_changed(event.now)
                 known.consider(event.now)
             return
-        pipeline = self._pipeline(event.record.key, event.now)
-        if pipeline.forming.members.up(event.record):
-            pipeline.forming.members_changed(event.now)
-        pipeline.consider(event.now)
+        self._pipeline(event.record.key, event.now).member_up(event)
 
     def _pipeline(self, key: DaemonKey, now: float) -> PipelineMachine:
         pipeline = self.pipelines.get(key.pipeline)
@@ -267,6 +280,10 @@ class ControllerMachine:
                 pipeline.reported(event)
             case BeatArrived():
                 pipeline.beat(event)
+            case StreamsReopened():
+                pipeline.streams_reopened(event)
+            case InventoryArrived():
+                pipeline.inventory(event)
 
     def _living(self, request_id: RequestId) -> tuple[PipelineMachine, Request] | None:
         for pipeline in self.pipelines.values():

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from wavepp_controller.core.events import StageShape
+from wavepp_controller.core.verdicts import LEAST_SLOTS
 from wavepp_proto import limits
 from wavepp_proto.errors import JoinRefused
-from wavepp_proto.terms import DaemonKey, Incarnation, MemberRecord, Rank, StageIndex
+from wavepp_proto.terms import CacheGroup, DaemonKey, Incarnation, MemberRecord, Rank, StageIndex
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +66,18 @@ class Members:
             return news
         elif member.lost_until is not None or member.gone:
             self._replace(record)
+        elif member.record.address == record.address:
+            # One address has one process: it fenced itself or was restarted, and its earlier life is over.
+            self._heirs.pop(record.key, None)
+            self._replace(record)
         else:
             self._heirs[record.key] = record
         return True
+
+    def holds(self, key: DaemonKey, incarnation: Incarnation) -> bool:
+        """This incarnation has its place, and no later one took it over."""
+        member = self._members.get(key)
+        return member is not None and member.record.incarnation == incarnation
 
     def gone(self, key: DaemonKey, incarnation: Incarnation, *, standing: bool) -> None:
         """A registration ended; a standing member stays until its formation ends."""
@@ -110,12 +120,13 @@ class Members:
         refused: list[Refused] = []
         model: MemberRecord | None = None
         for member in self._members.values():
-            error = mismatch(member.record, model)
+            record = shaped(member.record, shapes)
+            error = mismatch(member.record, model) or _states_error(record)
             if error is not None:
                 refused.append(Refused(member.record, error))
                 continue
             model = model or member.record
-            accepted[member.record.key] = shaped(member.record, shapes)
+            accepted[record.key] = record
         if model is not None:
             _refuse_bands(accepted, model, refused)
         refused += [Refused(heir, _duplicate(heir, self._members[key].record)) for key, heir in self._heirs.items()]
@@ -135,15 +146,16 @@ class Members:
 
 
 def shaped(record: MemberRecord, shapes: Mapping[int, StageShape]) -> MemberRecord:
-    """`record` with the operator's band and pool size."""
-    shape = shapes.get(record.key.stage)
-    if shape is None:
-        return record
+    """`record` with the operator's band and pool size, and the cache groups of that band."""
+    shape = shapes.get(record.key.stage, StageShape(record.key.stage))
+    first = record.first_layer if shape.first_layer is None else shape.first_layer
+    last = record.last_layer if shape.last_layer is None else shape.last_layer
     return replace(
         record,
-        first_layer=record.first_layer if shape.first_layer is None else shape.first_layer,
-        last_layer=record.last_layer if shape.last_layer is None else shape.last_layer,
+        first_layer=first,
+        last_layer=last,
         pool_blocks=record.pool_blocks if shape.pool_blocks is None else shape.pool_blocks,
+        groups=record.model.groups_of(first, last),
     )
 
 
@@ -200,6 +212,13 @@ def _band_error(record: MemberRecord, first: int, last: int) -> JoinRefused | No
         return _refusal(record, "last_layer", record.last_layer, last)
     if record.last_layer <= record.first_layer:
         return _refusal(record, "last_layer", record.last_layer, record.first_layer + 1)
+    return None
+
+
+def _states_error(record: MemberRecord) -> JoinRefused | None:
+    """A request needs a working state, and one for the snapshot that it leaves behind."""
+    if CacheGroup.RECURRENT in record.groups and record.state_slots < LEAST_SLOTS:
+        return _refusal(record, "state_slots", record.state_slots, LEAST_SLOTS)
     return None
 
 

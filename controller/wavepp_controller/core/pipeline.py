@@ -3,9 +3,9 @@
 Owns what happens to requests when a formation begins or ends, and the one gate for what daemons say.
 Who forms when is in `forming`, the work of a serving formation in `service`, the door in `machine`.
 
-    forming ──all places taken──▶ joining ──all Joined──▶ serving
-       ▲                             │ JoinFailed, late      │ lost, silent, failed report, asked
-       └──────── backoff ◀───────────┴───────────────────────┘
+    forming ──all places taken──▶ joining ──all Joined──▶ serving ◀─┐ streams broke: opened again
+       ▲                             │ JoinFailed, late      │ └────┘
+       └──────── backoff ◀───────────┴───────────────────────┘ lost, silent, replaced, failed report, asked
 """
 
 from __future__ import annotations
@@ -20,11 +20,15 @@ from wavepp_controller.core.events import (
     BeatArrived,
     DigestArrived,
     Hashed,
+    InventoryArrived,
     Joined,
     JoinFailed,
+    MemberUp,
     ReformAsked,
+    ReopenStreams,
     ReportArrived,
     StreamLost,
+    StreamsReopened,
     VotesArrived,
 )
 from wavepp_controller.core.formation import Daemon, PipelineFormation
@@ -33,22 +37,27 @@ from wavepp_controller.core.index import ReuseIndex, short_chain
 from wavepp_controller.core.outbox import Outbox
 from wavepp_controller.core.request import Request
 from wavepp_controller.core.request_table import RequestInput, RequestState
+from wavepp_controller.core.resume import resumable
+from wavepp_controller.core.ring import Place
 from wavepp_controller.core.service import Service
 from wavepp_proto.errors import (
     FormationEnded,
     InternalError,
+    JoinRefused,
     LinkFault,
     StageLost,
     StaleMessage,
     WaveppError,
     from_info,
 )
-from wavepp_proto.terms import DaemonKey, Epoch, Fence, PipelineId, RoundOrdinal
+from wavepp_proto.terms import DaemonKey, Epoch, Fence, PipelineId, RoundOrdinal, WaveOrdinal
 
 STALL_S = 5.0
 """Longer than any retry for room takes when nothing is held: from then on the controller is not ready."""
 LINK_GRACE_S = 0.25
 """Between a link fault and the stream of the neighbour that died there lie milliseconds."""
+ROUND_PATIENCE = 2
+"""Round deadlines after which an unanswered round, or its votes, were lost on the way: streams are opened again."""
 SWEEP_SHARDS = 1
 """Shards of the index swept per tick: about half a millisecond at a million blocks."""
 
@@ -90,6 +99,17 @@ class PipelineMachine:
         for request in self.book:
             self.book.fail(request, RequestInput.FAIL, error, now)
 
+    def member_up(self, event: MemberUp) -> None:
+        """A later incarnation at the same address takes its place over at once: the earlier one is no more."""
+        if self.forming.members.up(event.record):
+            self.forming.members_changed(event.now)
+        superseded = self.forming.superseded()
+        if superseded is not None:
+            self._out.count("incarnations_replaced")
+            self._lose(superseded, f"incarnation {event.record.incarnation} replaced it", event.now)
+            self.forming.hurry(event.now)
+        self.consider(event.now)
+
     def consider(self, now: float) -> None:
         formation = self.forming.consider(now)
         if formation is not None:
@@ -100,7 +120,12 @@ class PipelineMachine:
         formation = self.forming.present
         if daemon is None or formation is None or daemon.reply is not None:
             return
-        if formation.joined(daemon, event.reply, event.now):
+        try:
+            complete = formation.joined(daemon, event.reply, event.now)
+        except JoinRefused as error:
+            self._refuse_join(daemon, error, event.now)
+            return
+        if complete:
             self._serve(formation, event.now)
 
     def join_failed(self, event: JoinFailed) -> None:
@@ -108,17 +133,36 @@ class PipelineMachine:
         if formation is None or event.formation != formation.number or event.key not in formation.daemons:
             self._out.count("stale_messages")
             return
-        self.forming.lost(event.key, formation.daemons[event.key].record.incarnation, event.now, hold=False)
-        self._out.count("joins_failed")
-        self.end_formation(from_info(event.error), event.now)
+        self._refuse_join(formation.daemons[event.key], from_info(event.error), event.now)
 
     def stream_lost(self, event: StreamLost) -> None:
+        """While serving, streams are opened again; a daemon that cannot be reached then is silent, and lost."""
         formation = self.forming.present
         if formation is None or event.formation != formation.number or event.key not in formation.daemons:
             self._out.count("stale_messages")
             return
+        daemon = formation.daemons[event.key]
+        # beside a link fault, the stream that breaks tells which neighbour died
+        if self.service is not None and resumable(event) and formation.symptom is None:
+            self._reopen(daemon, event.error.message, event.now)
+            return
         unreachable = event.error.reason == StageLost.reason
-        self._lose(formation.daemons[event.key], event.error.message, event.now, hold=unreachable)
+        self._lose(daemon, event.error.message, event.now, hold=unreachable)
+
+    def streams_reopened(self, event: StreamsReopened) -> None:
+        """Send again what was not answered, and compare holds: nobody knows what got lost."""
+        formation, service = self.forming.present, self.service
+        present = formation is not None and event.formation == formation.number and event.key in formation.daemons
+        if service is None or formation is None or not present:
+            self._out.count("stale_messages")
+            return
+        daemon = formation.daemons[event.key]
+        daemon.streams.opened(event.now)
+        self._out.count("streams_reopened")
+        service.resume(daemon.key, event.now)
+        digests.resume(self.index, daemon, event.now, self._out)
+        service.inventories.ask(daemon.key, event.now)
+        self._guarded(_nothing, event.now)
 
     def reform(self, event: ReformAsked) -> None:
         """Raises what `Forming.reform` raises; else the pipeline forms again at once."""
@@ -162,14 +206,18 @@ class PipelineMachine:
             self._guarded(lambda: service.acked(event.key, event.ack, event.now), event.now)
 
     def voted(self, event: VotesArrived) -> None:
-        service = self.service
-        if self._daemon(event.key, event.votes.fence) is not None and service is not None:
+        daemon, service = self._daemon(event.key, event.votes.fence), self.service
+        if daemon is not None and service is not None:
+            before = service.rounds.answered(event.key)
             self._guarded(lambda: service.votes(event.key, event.votes, event.now), event.now)
+            if service.rounds.answered(event.key) > before:
+                daemon.streams.worked()
 
     def beat(self, event: BeatArrived) -> None:
         daemon = self._daemon(event.key, event.beat.fence)
         if daemon is not None:
             daemon.last_heard = event.now
+            daemon.streams.beat(event.now, self._config.silence_ms / 1e3)
             daemon.has(event.beat.capacity)
             if event.beat.draining and not daemon.draining:
                 daemon.draining = True
@@ -182,11 +230,12 @@ class PipelineMachine:
         if daemon is None or service is None:
             return
         daemon.last_heard = event.now
-        if not event.report.done:
-            self._failed(event)
-            return
-        self.forming.worked()
-        self._guarded(lambda: service.report(event.key, event.report, event.now), event.now)
+        self._guarded(lambda: self._take_report(service, daemon, event), event.now)
+
+    def inventory(self, event: InventoryArrived) -> None:
+        daemon, service = self._daemon(event.key, event.inventory.fence), self.service
+        if daemon is not None and service is not None:
+            self._guarded(lambda: self._take_inventory(service, daemon, event), event.now)
 
     def digest(self, event: DigestArrived) -> None:
         formation = self.forming.present
@@ -196,6 +245,11 @@ class PipelineMachine:
             return
         digests.read(self.index, daemon, event.digest, event.now, self._out)
         self._guarded(_nothing, event.now)
+
+    def reported_wave(self, key: DaemonKey) -> WaveOrdinal:
+        formation, service = self.forming.present, self.service
+        known = service is not None and formation is not None and key in formation.daemons
+        return service.execution.ring.reported(key) if service is not None and known else WaveOrdinal(0)
 
     # --- time -----------------------------------------------------------------------------------
 
@@ -208,7 +262,7 @@ class PipelineMachine:
                 self.end(request, RequestInput.EXPIRE, causes.late(request), now)
         service = self.service
         if service is not None:
-            self._guarded(lambda: service.expire(now), now)
+            self._guarded(lambda: self._expire(service, now), now)
         else:
             self._give_up_waiting(now)
             self.consider(now)
@@ -219,6 +273,7 @@ class PipelineMachine:
         formation = self.forming.present
         if formation is not None and self.service is not None:
             times += [*self.service.next_deadlines(), formation.next_silence(self._config.silence_ms / 1e3)]
+            times += [one.streams.reopen_at for one in formation.daemons.values()]
             if formation.symptom is not None:
                 times.append(formation.symptom_until)
         return min((at for at in times if at is not None), default=None)
@@ -266,6 +321,50 @@ class PipelineMachine:
             service.announce(request, now)
         self._guarded(_nothing, now)
 
+    def _take_report(self, service: Service, daemon: Daemon, event: ReportArrived) -> None:
+        match service.place(daemon.key, event.report):
+            case Place.AGAIN:
+                self._out.count("duplicate_reports")
+            case Place.AHEAD if event.report.done:
+                self._out.count("report_gaps")
+                if not daemon.streams.reconnecting:
+                    self._reopen(
+                        daemon, f"a report before that of wave {event.report.fence.ordinal} is missing", event.now
+                    )
+            case _ if not event.report.done:
+                self._failed(event)
+            case _:
+                daemon.streams.worked()
+                self.forming.worked()
+                service.report(daemon.key, event.report, event.now)
+
+    def _take_inventory(self, service: Service, daemon: Daemon, event: InventoryArrived) -> None:
+        if not service.inventory(daemon.key, event.inventory, event.now) and not daemon.streams.reconnecting:
+            self._out.count("report_gaps")
+            self._reopen(daemon, "a report that it gave is missing", event.now)
+
+    def _reopen(self, daemon: Daemon, why: str, now: float) -> None:
+        """Its streams broke, or lost something: open them again, or give up after too many tries."""
+        self._out.count("streams_lost")
+        if not daemon.streams.broke(now):
+            self._lose(daemon, f"its streams broke {daemon.streams.failures} times in a row: {why}", now)
+            return
+        if self.service is not None:
+            self.service.inventories.forget(daemon.key)
+        self._ask_streams(now)
+
+    def _ask_streams(self, now: float) -> None:
+        for daemon in self.forming.present.daemons.values() if self.forming.present is not None else ():
+            if self.service is not None and daemon.streams.due(now):
+                daemon.streams.asked()
+                reported = self.service.execution.ring.reported(daemon.key)
+                self._out.send(ReopenStreams(daemon.key, daemon.fence(), reported))
+
+    def _refuse_join(self, daemon: Daemon, error: WaveppError, now: float) -> None:
+        self.forming.lost(daemon.key, daemon.record.incarnation, now, hold=False)
+        self._out.count("joins_failed")
+        self.end_formation(error, now)
+
     def _drop_service(self) -> dict[DaemonKey, RoundOrdinal]:
         rounds = self.service.next_rounds if self.service is not None else {}
         self.service = None
@@ -297,14 +396,23 @@ class PipelineMachine:
             self.end_formation(late, now)
             return
         if formation.symptom is not None and now >= formation.symptom_until:
-            self.end_formation(formation.symptom, now)
+            self._end_for_symptom(formation, formation.symptom, now)
             return
         formation.excuse(pause, now)
         silent = formation.silent(now, self._config.silence_ms / 1e3)
         if silent is not None:
             self._lose(silent, f"silent for {now - silent.last_heard:.2f} s", now)
             return
+        self._ask_streams(now)
         digests.tick(formation, now, self._out)
+
+    def _end_for_symptom(self, formation: PipelineFormation, symptom: WaveppError, now: float) -> None:
+        """A link is lost: the daemon that cannot be reached either is the cause, if there is one."""
+        gone = next((one for one in formation.daemons.values() if one.streams.reconnecting), None)
+        if gone is not None:
+            self._lose(gone, f"unreachable, and its neighbour says: {symptom.message}", now)
+        else:
+            self.end_formation(symptom, now)
 
     def _let_go(self, now: float) -> None:
         """A daemon that wants to leave may, once nothing is held: the pipeline waits for another."""
@@ -315,6 +423,14 @@ class PipelineMachine:
         for daemon in leaving:
             self.forming.lost(daemon.key, daemon.record.incarnation, now, hold=True)
         self.end_formation(causes.drained(self.id, leaving), now)
+
+    def _expire(self, service: Service, now: float) -> None:
+        service.expire(now)
+        formation = self.forming.present
+        for key in service.rounds.overdue(ROUND_PATIENCE * self._config.round_deadline_ms / 1e3, now):
+            if formation is not None and not formation.daemons[key].streams.reconnecting:
+                self._out.count("rounds_overdue")
+                self._reopen(formation.daemons[key], "it does not answer rounds, though its heart beats", now)
 
     def _give_up_waiting(self, now: float) -> None:
         patience = self._config.pipeline_wait_ms / 1e3

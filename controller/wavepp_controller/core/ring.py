@@ -6,20 +6,30 @@ I1, online). Does not own requests: it says which rows a report concerns and `ex
     send ──▶ in flight ──last stage reported──▶ slot free ──all daemons reported──▶ forgotten
                                               (exactly once)
 
-The order of use: `room`, then `send`; each report through `report`. A formation that ends takes its
-ring with it, which frees every slot.
+The order of use: `room`, then `send`; each report through `place`, and the next in order through `report`.
+Reports come again when streams were opened again, and are missed when one broke: `place` tells. A formation
+that ends takes its ring with it, which frees every slot.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import Enum
 
 from wavepp_proto.errors import InternalError
 from wavepp_proto.terms import DaemonKey, ErrorInfo, Row, WaveOrdinal, WaveReport
 
 LAG_RINGS = 4
 """A daemon whose reports are this many rings behind the last stage is not telling what it executes."""
+
+
+class Place(Enum):
+    """Where a report stands among those of its daemon."""
+
+    NEXT = "next"
+    AGAIN = "again"  # it was taken before
+    AHEAD = "ahead"  # one before it has not come
 
 
 @dataclass(slots=True)
@@ -58,8 +68,28 @@ class Ring:
         self._flights: dict[WaveOrdinal, Flight] = {}
         self._next_report = dict.fromkeys(self._daemons, WaveOrdinal(1))
         self._next_ordinal = WaveOrdinal(1)
+        self._landed: dict[WaveOrdinal, bytes] = {}
+        """Running hashes of the last waves that everybody reported: inventories are compared with them."""
         self.in_flight = 0
         """Slots taken."""
+
+    @property
+    def sent(self) -> WaveOrdinal:
+        """The last wave; 0 before the first."""
+        return WaveOrdinal(self._next_ordinal - 1)
+
+    def reported(self, key: DaemonKey) -> WaveOrdinal:
+        """The last wave whose report of this daemon was taken; 0 before the first."""
+        return WaveOrdinal(self._next_report[key] - 1)
+
+    def unreported(self, key: DaemonKey) -> list[Flight]:
+        """Waves that this daemon has not reported, in order."""
+        return [flight for flight in self._flights.values() if key in flight.waiting_for]
+
+    def running_hash(self, ordinal: WaveOrdinal) -> bytes | None:
+        """What the daemons' reports said after this wave; None if nobody did, or it is long ago."""
+        flight = self._flights.get(ordinal)
+        return flight.running_hash if flight is not None else self._landed.get(ordinal)
 
     @property
     def room(self) -> bool:
@@ -75,19 +105,22 @@ class Ring:
         self.in_flight += 1
         return ordinal
 
+    def place(self, key: DaemonKey, ordinal: int) -> Place:
+        """Where a report of wave `ordinal` stands; InternalError if that wave was never sent."""
+        expected = self._next_report[key]
+        if not 1 <= ordinal < self._next_ordinal:
+            raise _unexpected(key, ordinal, expected)
+        if ordinal == expected:
+            return Place.NEXT
+        return Place.AGAIN if ordinal < expected else Place.AHEAD
+
     def report(self, key: DaemonKey, report: WaveReport) -> Reported:
-        """Account for one report; InternalError if the daemon executed something else than the others."""
+        """Account for the next report; InternalError if the daemon executed something else than the others."""
         ordinal = WaveOrdinal(report.fence.ordinal)
         expected = self._next_report[key]
         flight = self._flights.get(ordinal)
         if ordinal != expected or flight is None:
-            raise InternalError(
-                f"stage {key.stage} reported wave {ordinal}, not {expected}",
-                field="wave",
-                value=ordinal,
-                limit=expected,
-                stage=key.stage,
-            )
+            raise _unexpected(key, ordinal, expected)
         if report.done:
             self._compare(key, flight, report.running_hash)
         self._next_report[key] = WaveOrdinal(ordinal + 1)
@@ -98,7 +131,7 @@ class Ring:
         freed = self._free_slot(key, flight, report)
         complete = not flight.waiting_for
         if complete:
-            del self._flights[ordinal]
+            self._land(flight)
         return Reported(flight, freed, complete)
 
     def check(self) -> list[str]:
@@ -110,6 +143,13 @@ class Ring:
         if any(not flight.waiting_for for flight in self._flights.values()):
             findings.append("a wave that everybody reported is still in the ring")
         return findings
+
+    def _land(self, flight: Flight) -> None:
+        del self._flights[flight.ordinal]
+        if flight.running_hash is not None:
+            self._landed[flight.ordinal] = flight.running_hash
+        if len(self._landed) > LAG_RINGS * self.size:
+            del self._landed[next(iter(self._landed))]
 
     def _free_slot(self, key: DaemonKey, flight: Flight, report: WaveReport) -> bool:
         if key not in self._last_stage:
@@ -144,3 +184,13 @@ class Ring:
                 limit=LAG_RINGS * self.size,
                 stage=slow.stage,
             )
+
+
+def _unexpected(key: DaemonKey, ordinal: int, expected: int) -> InternalError:
+    return InternalError(
+        f"stage {key.stage} reported wave {ordinal}, not {expected}",
+        field="wave",
+        value=ordinal,
+        limit=expected,
+        stage=key.stage,
+    )

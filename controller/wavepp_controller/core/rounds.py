@@ -1,12 +1,14 @@
 """Rounds on the wire: numbering, the one that is open, and matching votes to it (DESIGN.md section 6).
 
-Owns round ordinals (per daemon, growing for the life of an epoch), which of them are unanswered, and
-the open prepare/revise round with its votes. Does not own what goes into a round or what follows from
-it: `admission` does. A round that only releases takes an ordinal too, and its empty votes come back.
+Owns round ordinals (per daemon, growing for the life of an epoch), the rounds that are unanswered, which are
+sent again when a daemon's streams were opened again, and the open prepare/revise round with its votes. Does not
+own what goes into a round or what follows from it: `admission` does. A round that only releases takes an ordinal
+too, and its empty votes come back.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -26,6 +28,9 @@ from wavepp_proto.terms import (
     Vote,
     Votes,
 )
+
+MOST_UNANSWERED = 32
+"""Rounds that one daemon has not answered; it remembers the votes of at least as many."""
 
 
 @dataclass(slots=True)
@@ -77,7 +82,38 @@ class RoundBook:
     next_ordinals: dict[DaemonKey, RoundOrdinal]
     """The next ordinal of each daemon."""
     open: OpenRound | None = None
+    _sent: dict[DaemonKey, RoundOrdinal] = field(default_factory=dict)
+    """Last ordinals sent in this formation."""
     _answered: dict[DaemonKey, RoundOrdinal] = field(default_factory=dict)
+    _unanswered: dict[DaemonKey, deque[SendRound]] = field(default_factory=dict)
+    """In order. A daemon applies in order, so votes answer every round up to theirs."""
+    _waited_since: dict[DaemonKey, float] = field(default_factory=dict)
+    """Since when each daemon has owed votes without giving any."""
+
+    @property
+    def full(self) -> bool:
+        """Some daemon owes votes on so many rounds that more must wait, and go together."""
+        return any(len(owed) >= MOST_UNANSWERED for owed in self._unanswered.values())
+
+    def sent(self, key: DaemonKey) -> RoundOrdinal:
+        """The last round sent in this formation; 0 before the first."""
+        return self._sent.get(key, RoundOrdinal(0))
+
+    def answered(self, key: DaemonKey) -> RoundOrdinal:
+        """The last round answered in this formation; 0 before the first."""
+        return self._answered.get(key, RoundOrdinal(0))
+
+    def again(self, key: DaemonKey, now: float) -> list[SendRound]:
+        """Everything the daemon has not answered, in order: what it applied before, it answers alike."""
+        owed = self._unanswered.get(key)
+        if not owed:
+            return []
+        self._waited_since[key] = now
+        return list(owed)
+
+    def overdue(self, patience_s: float, now: float) -> list[DaemonKey]:
+        """Daemons that have owed votes for longer: a message was lost on the way."""
+        return [key for key, since in self._waited_since.items() if now - since > patience_s]
 
     def begin(
         self, requests: list[Request], entries: Mapping[DaemonKey, Entries], releases: Iterable[Release], now: float
@@ -86,11 +122,11 @@ class RoundBook:
         asked = {key: wanted.keys() for key, wanted in entries.items() if wanted.revises or wanted.prepares}
         ordinals = {key: self.next_ordinals[key] for key in asked}
         self.open = OpenRound(requests, asked, ordinals, now, now + self.deadline_s)
-        return self._send(entries, tuple(releases))
+        return self._send(entries, tuple(releases), now)
 
-    def release_only(self, releases: Iterable[Release]) -> list[SendRound]:
+    def release_only(self, releases: Iterable[Release], now: float) -> list[SendRound]:
         """Tell every daemon at once, behind whatever its stream already carries."""
-        return self._send({}, tuple(releases))
+        return self._send({}, tuple(releases), now)
 
     def close(self) -> OpenRound:
         """Take the open round away; votes that still come for it are late."""
@@ -115,7 +151,7 @@ class RoundBook:
             )
         if ordinal <= self._answered.get(key, 0):
             return False
-        self._answered[key] = ordinal
+        self._settle(key, ordinal, now)
         if self.open is None or self.open.ordinals.get(key) != ordinal:
             return not votes.votes
         given = {vote.key: vote for vote in votes.votes}
@@ -130,7 +166,17 @@ class RoundBook:
         self.open.answers[key] = Answer(given, votes.capacity, now)
         return True
 
-    def _send(self, entries: Mapping[DaemonKey, Entries], releases: tuple[Release, ...]) -> list[SendRound]:
+    def _settle(self, key: DaemonKey, ordinal: RoundOrdinal, now: float) -> None:
+        """The daemon has applied every round up to `ordinal`."""
+        self._answered[key] = ordinal
+        owed = self._unanswered.get(key, deque())
+        while owed and owed[0].round.fence.ordinal <= ordinal:
+            owed.popleft()
+        self._waited_since.pop(key, None)
+        if owed:
+            self._waited_since[key] = now
+
+    def _send(self, entries: Mapping[DaemonKey, Entries], releases: tuple[Release, ...], now: float) -> list[SendRound]:
         rounds = []
         for key, daemon in self.daemons.items():
             wanted = entries.get(key) or Entries()
@@ -140,7 +186,9 @@ class RoundBook:
             self.next_ordinals[key] = RoundOrdinal(ordinal + 1)
             fence = daemon.fence(ordinal)
             deadline_ms = max(1, int(self.deadline_s * 1e3))
-            rounds.append(
-                SendRound(key, Round(fence, deadline_ms, releases, tuple(wanted.revises), tuple(wanted.prepares)))
-            )
+            send = SendRound(key, Round(fence, deadline_ms, releases, tuple(wanted.revises), tuple(wanted.prepares)))
+            self._sent[key] = ordinal
+            self._unanswered.setdefault(key, deque()).append(send)
+            self._waited_since.setdefault(key, now)
+            rounds.append(send)
         return rounds

@@ -7,6 +7,9 @@ ends each of them. A daemon that breaks the protocol raises InternalError: the f
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from wavepp_controller.core import causes
 from wavepp_controller.core.admission import Admission
 from wavepp_controller.core.book import RequestBook
 from wavepp_controller.core.config import ControllerConfig
@@ -14,13 +17,15 @@ from wavepp_controller.core.events import AnnounceRequest
 from wavepp_controller.core.execution import Execution
 from wavepp_controller.core.formation import PipelineFormation
 from wavepp_controller.core.index import ReuseIndex
+from wavepp_controller.core.inventory_check import InventoryCheck
 from wavepp_controller.core.outbox import Outbox
 from wavepp_controller.core.request import Request
 from wavepp_controller.core.request_table import RequestInput, RequestState
+from wavepp_controller.core.ring import Place
 from wavepp_controller.core.rounds import RoundBook
 from wavepp_controller.core.verdicts import PipelineFacts, check_fits
-from wavepp_proto.errors import PipelineUnavailable, WaveppError
-from wavepp_proto.terms import AnnounceAck, DaemonKey, HoldKey, RoundOrdinal, Votes, WaveReport
+from wavepp_proto.errors import PipelineUnavailable, WaveppError, from_info
+from wavepp_proto.terms import AnnounceAck, DaemonKey, ErrorInfo, HoldKey, Inventory, RoundOrdinal, Votes, WaveReport
 
 
 class Service:
@@ -39,9 +44,12 @@ class Service:
         self.next_rounds = next_rounds
         """Round ordinals by daemon; they go on in the next formation."""
         self._patience_s = config.announce_deadline_ms / 1e3
-        rounds = RoundBook(formation.daemons, config.round_deadline_ms / 1e3, next_rounds)
-        self.admission = Admission(formation, index, rounds, config, out)
+        self.rounds = RoundBook(formation.daemons, config.round_deadline_ms / 1e3, next_rounds)
+        self.admission = Admission(formation, index, self.rounds, config, out)
         self.execution = Execution(book.pipeline, formation, config, out, now)
+        self.inventories = InventoryCheck(
+            formation, self.rounds, self.admission, self.execution, book, config.inventory_ms / 1e3, out, now
+        )
 
     @property
     def idle(self) -> bool:
@@ -60,13 +68,31 @@ class Service:
         self._announce(request, request.hashes, now)
 
     def acked(self, key: DaemonKey, ack: AnnounceAck, now: float) -> None:
-        for announced in (ack.key, *ack.behind):
+        for announced in ack.behind:
             self._acked(key, announced, now)
+        if ack.refused is None:
+            self._acked(key, ack.key, now)
+        else:
+            self._refused(key, ack.key, ack.refused, now)
+
+    def _refused(self, key: DaemonKey, announced: HoldKey, error: ErrorInfo, now: float) -> None:
+        """Only this request fails, with what the daemon said; every other daemon lets go of it."""
+        request = self._announced(announced)
+        if request is not None and key in request.current.unacked:
+            self._out.count("announcements_refused")
+            self.end(request, RequestInput.FAIL, from_info(error), now)
+
+    def _announced(self, key: HoldKey) -> Request | None:
+        """The request whose announcement is open; None if it ended meanwhile, or has a later attempt."""
+        request = self._book.living.get(key.request_id)
+        if request is None or request.key != key or request.state is not RequestState.ANNOUNCED:
+            return None
+        return request
 
     def _acked(self, key: DaemonKey, announced: HoldKey, now: float) -> None:
-        request = self._book.living.get(announced.request_id)
-        if request is None or request.key != announced or request.state is not RequestState.ANNOUNCED:
-            return  # it ended meanwhile, or has a later attempt
+        request = self._announced(announced)
+        if request is None:
+            return
         request.current.unacked.discard(key)
         if not request.current.unacked:
             request.advance(RequestInput.ALL_ACKED, now)
@@ -93,6 +119,31 @@ class Service:
             if request.living:
                 self.end(request, RequestInput.FAIL, error, now)
 
+    def place(self, key: DaemonKey, report: WaveReport) -> Place:
+        """Whether the report is the next of its daemon; InternalError if its wave was never sent."""
+        return self.execution.ring.place(key, report.fence.ordinal)
+
+    def resume(self, key: DaemonKey, now: float) -> None:
+        """Streams to a daemon are open again: send what it has not answered, each stream's in its order."""
+        for request in self._book:
+            if request.state is RequestState.ANNOUNCED and key in request.current.unacked and request.hashes:
+                self._tell(request, request.hashes, [key])
+        self._out.send(*self.rounds.again(key, now))
+        self._out.send(*self.execution.again(key))
+
+    def inventory(self, key: DaemonKey, inventory: Inventory, now: float) -> bool:
+        """Repair what the daemon holds too much or too little; False if reports of it were lost on the way."""
+        found = self.inventories.take(key, inventory, now)
+        for release in found.orphans:
+            self.admission.let_go(release)
+        for request in found.lost:
+            if request.state is RequestState.ADMITTED:
+                self.execution.withdraw(request)
+                self._announce_again(request, now)
+            else:
+                self.end(request, RequestInput.FAIL, causes.hold_lost(self._formation.daemons[key], request), now)
+        return not found.reports_missing
+
     def end(self, request: Request, given: RequestInput, error: WaveppError, now: float) -> None:
         """End a living request and let go of it everywhere."""
         self._book.fail(request, given, error, now)
@@ -105,6 +156,7 @@ class Service:
                 self._announce_again(request, now)
         self.admission.expire(now)
         self.execution.expire(now)
+        self.inventories.expire(now)
 
     def pump(self, now: float) -> None:
         """Do whatever has become possible: a round, then waves."""
@@ -112,7 +164,12 @@ class Service:
         self.execution.pump(now)
 
     def next_deadlines(self) -> list[float]:
-        return [at for at in (self.admission.next_deadline(), self.execution.next_deadline()) if at is not None]
+        deadlines = (
+            self.admission.next_deadline(),
+            self.execution.next_deadline(),
+            self.inventories.next_deadline(),
+        )
+        return [at for at in deadlines if at is not None]
 
     @property
     def stalled(self) -> bool:
@@ -140,16 +197,20 @@ class Service:
     def _announce(self, request: Request, hashes: bytes, now: float) -> None:
         request.current.announced, request.current.announced_at = True, now
         request.current.unacked = set(self._formation.daemons)
+        self._tell(request, hashes, self._formation.daemons)
+
+    def _tell(self, request: Request, hashes: bytes, keys: Iterable[DaemonKey]) -> None:
+        daemons = [(key, self._formation.daemons[key]) for key in keys]
         targets = tuple(
             (key, daemon.fence(), key.stage == 0 or (daemon.reply is not None and daemon.reply.needs_tokens))
-            for key, daemon in self._formation.daemons.items()
+            for key, daemon in daemons
         )
         self._out.send(AnnounceRequest(request.key, request.prefill, hashes, request.prefill.trace, targets))
 
     def _announce_again(self, request: Request, now: float) -> None:
         """A HoldKey is announced at most once: what a daemon lost is told again as the next attempt."""
         self.admission.release(request)
-        request.start_over()
+        self._book.start_over(request)
         request.advance(RequestInput.NOT_ANNOUNCED, now)
         if request.hashes is not None:
             self._announce(request, request.hashes, now)
