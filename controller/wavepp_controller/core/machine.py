@@ -269,21 +269,21 @@ class ControllerMachine:
             case JoinFailed():
                 pipeline.join_failed(event)
             case StreamLost():
-                pipeline.stream_lost(event)
+                pipeline.hearing.stream_lost(event)
             case AnnounceAcked():
-                pipeline.acked(event)
+                pipeline.hearing.acked(event)
             case VotesArrived():
-                pipeline.voted(event)
+                pipeline.hearing.voted(event)
             case DigestArrived():
-                pipeline.digest(event)
+                pipeline.hearing.digest(event)
             case ReportArrived():
-                pipeline.reported(event)
+                pipeline.hearing.reported(event)
             case BeatArrived():
-                pipeline.beat(event)
+                pipeline.hearing.beat(event)
             case StreamsReopened():
-                pipeline.streams_reopened(event)
+                pipeline.hearing.streams_reopened(event)
             case InventoryArrived():
-                pipeline.inventory(event)
+                pipeline.hearing.inventory(event)
 
     def _living(self, request_id: RequestId) -> tuple[PipelineMachine, Request] | None:
         for pipeline in self.pipelines.values():

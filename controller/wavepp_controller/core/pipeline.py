@@ -1,7 +1,7 @@
 """One pipeline: forms, serves, ends and forms again (DESIGN.md sections 6, 10 and 11).
 
-Owns what happens to requests when a formation begins or ends, and the one gate for what daemons say.
-Who forms when is in `forming`, the work of a serving formation in `service`, the door in `machine`.
+Owns what happens to requests when a formation begins or ends. Who forms when is in `forming`, what daemons say in
+`hearing`, the work of a serving formation in `service`, the door in `machine`.
 
     forming ──all places taken──▶ joining ──all Joined──▶ serving ◀─┐ streams broke: opened again
        ▲                             │ JoinFailed, late      │ └────┘
@@ -15,49 +15,20 @@ from collections.abc import Callable
 from wavepp_controller.core import causes, digests
 from wavepp_controller.core.book import RequestBook
 from wavepp_controller.core.config import ControllerConfig
-from wavepp_controller.core.events import (
-    AnnounceAcked,
-    BeatArrived,
-    DigestArrived,
-    Hashed,
-    InventoryArrived,
-    Joined,
-    JoinFailed,
-    MemberUp,
-    ReformAsked,
-    ReopenStreams,
-    ReportArrived,
-    StreamLost,
-    StreamsReopened,
-    VotesArrived,
-)
+from wavepp_controller.core.events import Hashed, Joined, JoinFailed, MemberUp, ReformAsked
 from wavepp_controller.core.formation import Daemon, PipelineFormation
 from wavepp_controller.core.forming import Forming
+from wavepp_controller.core.hearing import Hearing
 from wavepp_controller.core.index import ReuseIndex, short_chain
 from wavepp_controller.core.outbox import Outbox
 from wavepp_controller.core.request import Request
 from wavepp_controller.core.request_table import RequestInput, RequestState
-from wavepp_controller.core.resume import resumable
-from wavepp_controller.core.ring import Place
 from wavepp_controller.core.service import Service
-from wavepp_proto.errors import (
-    FormationEnded,
-    InternalError,
-    JoinRefused,
-    LinkFault,
-    StageLost,
-    StaleMessage,
-    WaveppError,
-    from_info,
-)
-from wavepp_proto.terms import DaemonKey, Epoch, Fence, PipelineId, RoundOrdinal, WaveOrdinal
+from wavepp_proto.errors import FormationEnded, InternalError, JoinRefused, WaveppError, from_info
+from wavepp_proto.terms import DaemonKey, Epoch, PipelineId, RoundOrdinal, WaveOrdinal
 
 STALL_S = 5.0
 """Longer than any retry for room takes when nothing is held: from then on the controller is not ready."""
-LINK_GRACE_S = 0.25
-"""Between a link fault and the stream of the neighbour that died there lie milliseconds."""
-ROUND_PATIENCE = 2
-"""Round deadlines after which an unanswered round, or its votes, were lost on the way: streams are opened again."""
 SWEEP_SHARDS = 1
 """Shards of the index swept per tick: about half a millisecond at a million blocks."""
 
@@ -68,6 +39,7 @@ class PipelineMachine:
         self.forming = Forming(pipeline, config, out)
         self.book = RequestBook(pipeline, out)
         self.index = ReuseIndex()
+        self.hearing = Hearing(self, config, out)
         self.service: Service | None = None
         self.stalled_since: float | None = None
 
@@ -106,7 +78,7 @@ class PipelineMachine:
         superseded = self.forming.superseded()
         if superseded is not None:
             self._out.count("incarnations_replaced")
-            self._lose(superseded, f"incarnation {event.record.incarnation} replaced it", event.now)
+            self.lose(superseded, f"incarnation {event.record.incarnation} replaced it", event.now)
             self.forming.hurry(event.now)
         self.consider(event.now)
 
@@ -116,7 +88,7 @@ class PipelineMachine:
             digests.attach(self.index, formation)
 
     def joined(self, event: Joined) -> None:
-        daemon = self._daemon(event.key, event.reply.fence)
+        daemon = self.hearing.daemon(event.key, event.reply.fence)
         formation = self.forming.present
         if daemon is None or formation is None or daemon.reply is not None:
             return
@@ -129,40 +101,9 @@ class PipelineMachine:
             self._serve(formation, event.now)
 
     def join_failed(self, event: JoinFailed) -> None:
-        formation = self.forming.present
-        if formation is None or event.formation != formation.number or event.key not in formation.daemons:
-            self._out.count("stale_messages")
-            return
-        self._refuse_join(formation.daemons[event.key], from_info(event.error), event.now)
-
-    def stream_lost(self, event: StreamLost) -> None:
-        """While serving, streams are opened again; a daemon that cannot be reached then is silent, and lost."""
-        formation = self.forming.present
-        if formation is None or event.formation != formation.number or event.key not in formation.daemons:
-            self._out.count("stale_messages")
-            return
-        daemon = formation.daemons[event.key]
-        # beside a link fault, the stream that breaks tells which neighbour died
-        if self.service is not None and resumable(event) and formation.symptom is None:
-            self._reopen(daemon, event.error.message, event.now)
-            return
-        unreachable = event.error.reason == StageLost.reason
-        self._lose(daemon, event.error.message, event.now, hold=unreachable)
-
-    def streams_reopened(self, event: StreamsReopened) -> None:
-        """Send again what was not answered, and compare holds: nobody knows what got lost."""
-        formation, service = self.forming.present, self.service
-        present = formation is not None and event.formation == formation.number and event.key in formation.daemons
-        if service is None or formation is None or not present:
-            self._out.count("stale_messages")
-            return
-        daemon = formation.daemons[event.key]
-        daemon.streams.opened(event.now)
-        self._out.count("streams_reopened")
-        service.resume(daemon.key, event.now)
-        digests.resume(self.index, daemon, event.now, self._out)
-        service.inventories.ask(daemon.key, event.now)
-        self._guarded(_nothing, event.now)
+        daemon = self.hearing.of(event.key, event.formation)
+        if daemon is not None:
+            self._refuse_join(daemon, from_info(event.error), event.now)
 
     def reform(self, event: ReformAsked) -> None:
         """Raises what `Forming.reform` raises; else the pipeline forms again at once."""
@@ -188,7 +129,7 @@ class PipelineMachine:
         request.hashed(event.block_hashes, short_chain(event.block_hashes), event.now)
         service = self.service
         if service is not None:
-            self._guarded(lambda: service.announce(request, event.now), event.now)
+            self.guarded(lambda: service.announce(request, event.now), event.now)
 
     def end(self, request: Request, given: RequestInput, error: WaveppError, now: float) -> None:
         """End a living request, in whichever state, and let go of it everywhere."""
@@ -196,60 +137,14 @@ class PipelineMachine:
         if service is None:
             self.book.fail(request, given, error, now)
         else:
-            self._guarded(lambda: service.end(request, given, error, now), now)
-
-    # --- what daemons say -----------------------------------------------------------------------
-
-    def acked(self, event: AnnounceAcked) -> None:
-        service = self.service
-        if self._daemon(event.key, event.ack.fence) is not None and service is not None:
-            self._guarded(lambda: service.acked(event.key, event.ack, event.now), event.now)
-
-    def voted(self, event: VotesArrived) -> None:
-        daemon, service = self._daemon(event.key, event.votes.fence), self.service
-        if daemon is not None and service is not None:
-            before = service.rounds.answered(event.key)
-            self._guarded(lambda: service.votes(event.key, event.votes, event.now), event.now)
-            if service.rounds.answered(event.key) > before:
-                daemon.streams.worked()
-
-    def beat(self, event: BeatArrived) -> None:
-        daemon = self._daemon(event.key, event.beat.fence)
-        if daemon is not None:
-            daemon.last_heard = event.now
-            daemon.streams.beat(event.now, self._config.silence_ms / 1e3)
-            daemon.has(event.beat.capacity)
-            if event.beat.draining and not daemon.draining:
-                daemon.draining = True
-                self._out.count("daemons_draining")
-            self._guarded(_nothing, event.now)
-            self._let_go(event.now)
-
-    def reported(self, event: ReportArrived) -> None:
-        daemon, service = self._daemon(event.key, event.report.fence), self.service
-        if daemon is None or service is None:
-            return
-        daemon.last_heard = event.now
-        self._guarded(lambda: self._take_report(service, daemon, event), event.now)
-
-    def inventory(self, event: InventoryArrived) -> None:
-        daemon, service = self._daemon(event.key, event.inventory.fence), self.service
-        if daemon is not None and service is not None:
-            self._guarded(lambda: self._take_inventory(service, daemon, event), event.now)
-
-    def digest(self, event: DigestArrived) -> None:
-        formation = self.forming.present
-        daemon = formation.daemons.get(event.key) if formation is not None else None
-        if daemon is None or daemon.record.incarnation != event.digest.incarnation:
-            self._out.count("stale_messages")
-            return
-        digests.read(self.index, daemon, event.digest, event.now, self._out)
-        self._guarded(_nothing, event.now)
+            self.guarded(lambda: service.end(request, given, error, now), now)
 
     def reported_wave(self, key: DaemonKey) -> WaveOrdinal:
+        """Last wave whose report of this daemon was taken in the present formation; 0 if none was."""
         formation, service = self.forming.present, self.service
-        known = service is not None and formation is not None and key in formation.daemons
-        return service.execution.ring.reported(key) if service is not None and known else WaveOrdinal(0)
+        if service is None or formation is None or key not in formation.daemons:
+            return WaveOrdinal(0)
+        return service.execution.ring.reported(key)
 
     # --- time -----------------------------------------------------------------------------------
 
@@ -262,7 +157,7 @@ class PipelineMachine:
                 self.end(request, RequestInput.EXPIRE, causes.late(request), now)
         service = self.service
         if service is not None:
-            self._guarded(lambda: self._expire(service, now), now)
+            self.guarded(lambda: service.expire(now), now)
         else:
             self._give_up_waiting(now)
             self.consider(now)
@@ -290,19 +185,7 @@ class PipelineMachine:
 
     # --- inner steps ----------------------------------------------------------------------------
 
-    def _daemon(self, key: DaemonKey, fence: Fence) -> Daemon | None:
-        """The gate: None, counted, for whatever does not belong to the present formation."""
-        daemon = self.forming.present.daemons.get(key) if self.forming.present is not None else None
-        if daemon is not None:
-            try:
-                daemon.check(fence)
-            except StaleMessage:
-                daemon = None
-        if daemon is None:
-            self._out.count("stale_messages")
-        return daemon
-
-    def _guarded(self, work: Callable[[], None], now: float) -> None:
+    def guarded(self, work: Callable[[], None], now: float) -> None:
         """Run `work` on the serving formation, then whatever became possible; a broken rule ends it."""
         try:
             work()
@@ -312,6 +195,10 @@ class PipelineMachine:
             self._out.count("formations_broken")
             self.end_formation(error, now)
 
+    def made_possible(self, now: float) -> None:
+        """Nothing but time or knowledge has changed: do whatever that makes possible."""
+        self.guarded(lambda: None, now)
+
     def _serve(self, formation: PipelineFormation, now: float) -> None:
         facts, rounds = self.forming.serve(formation)
         service = Service(formation, facts, self.book, self.index, rounds, self._config, self._out, now)
@@ -319,46 +206,7 @@ class PipelineMachine:
         digests.expect(self.index, formation, now)
         for request in self.book:
             service.announce(request, now)
-        self._guarded(_nothing, now)
-
-    def _take_report(self, service: Service, daemon: Daemon, event: ReportArrived) -> None:
-        match service.place(daemon.key, event.report):
-            case Place.AGAIN:
-                self._out.count("duplicate_reports")
-            case Place.AHEAD if event.report.done:
-                self._out.count("report_gaps")
-                if not daemon.streams.reconnecting:
-                    self._reopen(
-                        daemon, f"a report before that of wave {event.report.fence.ordinal} is missing", event.now
-                    )
-            case _ if not event.report.done:
-                self._failed(event)
-            case _:
-                daemon.streams.worked()
-                self.forming.worked()
-                service.report(daemon.key, event.report, event.now)
-
-    def _take_inventory(self, service: Service, daemon: Daemon, event: InventoryArrived) -> None:
-        if not service.inventory(daemon.key, event.inventory, event.now) and not daemon.streams.reconnecting:
-            self._out.count("report_gaps")
-            self._reopen(daemon, "a report that it gave is missing", event.now)
-
-    def _reopen(self, daemon: Daemon, why: str, now: float) -> None:
-        """Its streams broke, or lost something: open them again, or give up after too many tries."""
-        self._out.count("streams_lost")
-        if not daemon.streams.broke(now):
-            self._lose(daemon, f"its streams broke {daemon.streams.failures} times in a row: {why}", now)
-            return
-        if self.service is not None:
-            self.service.inventories.forget(daemon.key)
-        self._ask_streams(now)
-
-    def _ask_streams(self, now: float) -> None:
-        for daemon in self.forming.present.daemons.values() if self.forming.present is not None else ():
-            if self.service is not None and daemon.streams.due(now):
-                daemon.streams.asked()
-                reported = self.service.execution.ring.reported(daemon.key)
-                self._out.send(ReopenStreams(daemon.key, daemon.fence(), reported))
+        self.made_possible(now)
 
     def _refuse_join(self, daemon: Daemon, error: WaveppError, now: float) -> None:
         self.forming.lost(daemon.key, daemon.record.incarnation, now, hold=False)
@@ -373,15 +221,7 @@ class PipelineMachine:
             self.index.detach(key)
         return rounds
 
-    def _failed(self, event: ReportArrived) -> None:
-        """A fault ends the formation: at once, or after a look for the dead neighbour behind a lost link."""
-        formation, error = self.forming.present, causes.failed_report(event.key, event.report)
-        if formation is None or event.report.error is None or event.report.error.reason != LinkFault.reason:
-            self.end_formation(error, event.now)
-        elif formation.symptom is None:
-            formation.symptom, formation.symptom_until = error, event.now + LINK_GRACE_S
-
-    def _lose(self, daemon: Daemon, why: str, now: float, *, hold: bool = True) -> None:
+    def lose(self, daemon: Daemon, why: str, now: float, *, hold: bool = True) -> None:
         """With `hold`, the incarnation is left out of formations until it must be alive."""
         self.forming.lost(daemon.key, daemon.record.incarnation, now, hold=hold)
         self._out.count("stages_lost")
@@ -396,25 +236,17 @@ class PipelineMachine:
             self.end_formation(late, now)
             return
         if formation.symptom is not None and now >= formation.symptom_until:
-            self._end_for_symptom(formation, formation.symptom, now)
+            self.hearing.end_for(formation.symptom, formation, now)
             return
         formation.excuse(pause, now)
         silent = formation.silent(now, self._config.silence_ms / 1e3)
         if silent is not None:
-            self._lose(silent, f"silent for {now - silent.last_heard:.2f} s", now)
+            self.lose(silent, f"silent for {now - silent.last_heard:.2f} s", now)
             return
-        self._ask_streams(now)
+        self.hearing.expire(formation, now)
         digests.tick(formation, now, self._out)
 
-    def _end_for_symptom(self, formation: PipelineFormation, symptom: WaveppError, now: float) -> None:
-        """A link is lost: the daemon that cannot be reached either is the cause, if there is one."""
-        gone = next((one for one in formation.daemons.values() if one.streams.reconnecting), None)
-        if gone is not None:
-            self._lose(gone, f"unreachable, and its neighbour says: {symptom.message}", now)
-        else:
-            self.end_formation(symptom, now)
-
-    def _let_go(self, now: float) -> None:
+    def let_go(self, now: float) -> None:
         """A daemon that wants to leave may, once nothing is held: the pipeline waits for another."""
         formation = self.forming.present
         if formation is None or not formation.draining or self.service is None or not self.service.idle:
@@ -423,14 +255,6 @@ class PipelineMachine:
         for daemon in leaving:
             self.forming.lost(daemon.key, daemon.record.incarnation, now, hold=True)
         self.end_formation(causes.drained(self.id, leaving), now)
-
-    def _expire(self, service: Service, now: float) -> None:
-        service.expire(now)
-        formation = self.forming.present
-        for key in service.rounds.overdue(ROUND_PATIENCE * self._config.round_deadline_ms / 1e3, now):
-            if formation is not None and not formation.daemons[key].streams.reconnecting:
-                self._out.count("rounds_overdue")
-                self._reopen(formation.daemons[key], "it does not answer rounds, though its heart beats", now)
 
     def _give_up_waiting(self, now: float) -> None:
         patience = self._config.pipeline_wait_ms / 1e3
@@ -444,7 +268,3 @@ class PipelineMachine:
             self.stalled_since = None
         elif self.stalled_since is None:
             self.stalled_since = now
-
-
-def _nothing() -> None:
-    """An event that only makes something else possible."""
