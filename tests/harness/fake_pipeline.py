@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -63,6 +64,7 @@ from wavepp_proto.terms import (
     Finished,
     GroupBlocks,
     GroupDigest,
+    GroupEndpoint,
     Heartbeat,
     HoldKey,
     HoldState,
@@ -154,6 +156,12 @@ class FakeDaemon:
     prompts: dict[HoldKey, int] = field(default_factory=dict)
     seq: int = 1
     digest_seq: int = 0
+    group_hits: dict[str, dict[CacheGroup, int]] = field(default_factory=dict)
+    """Own hits by request id and group (tokens), as votes tell them."""
+    snapshots: dict[str, list[int]] = field(default_factory=dict)
+    """Positions at which the stage has recurrent snapshots of a request: holds fall to the next lower one."""
+    state_slots: tuple[int, int, int] = (0, 0, 0)
+    """Recurrent slots free, evictable and escrowed, as capacities tell them."""
     running: bytes = b""
     rounds: list[Round] = field(default_factory=list)
     answered: dict[int, Votes] = field(default_factory=dict)
@@ -169,7 +177,15 @@ class FakeDaemon:
         self.over.clear()
 
     def capacity(self) -> Capacity:
-        return Capacity(self.seq, self.free, 0)
+        free, evictable, escrowed = self.state_slots
+        return Capacity(
+            self.seq,
+            self.free,
+            0,
+            recurrent_free=free,
+            recurrent_evictable=evictable,
+            recurrent_escrowed=escrowed,
+        )
 
     def fence(self, ordinal: int) -> Fence:
         return replace(self.plan.fence, ordinal=ordinal)
@@ -206,9 +222,9 @@ class FakeDaemon:
         if key.request_id in self.short:
             missing = GroupBlocks(CacheGroup.ATTENTION, self.short[key.request_id])
             return Vote(key, VoteOutcome.NO_CAPACITY, 0, hit, shortfall=(missing,))
-        self.holds[key] = min(candidate, hit)
-        outcome = VoteOutcome.COMMITTED if hit >= candidate else VoteOutcome.LOWER
-        return Vote(key, outcome, self.holds[key], hit)
+        self.holds[key] = self._fall(key, min(candidate, hit))
+        outcome = VoteOutcome.COMMITTED if self.holds[key] == candidate else VoteOutcome.LOWER
+        return Vote(key, outcome, self.holds[key], hit, self._groups(key))
 
     def _revise(self, key: HoldKey, endpoint: int) -> Vote:
         if key not in self.holds:
@@ -217,8 +233,18 @@ class FakeDaemon:
             missing = GroupBlocks(CacheGroup.ATTENTION, 1)
             return Vote(key, VoteOutcome.NO_CAPACITY, self.holds[key], 0, shortfall=(missing,))
         falls = self.lower.get(key.request_id)
-        self.holds[key] = min(endpoint, falls.pop(0)) if falls else endpoint
-        return Vote(key, VoteOutcome.COMMITTED, self.holds[key], 0)
+        self.holds[key] = self._fall(key, min(endpoint, falls.pop(0)) if falls else endpoint)
+        outcome = VoteOutcome.COMMITTED if self.holds[key] == endpoint else VoteOutcome.LOWER
+        return Vote(key, outcome, self.holds[key], 0)
+
+    def _fall(self, key: HoldKey, endpoint: int) -> int:
+        """The deepest snapshot of at most `endpoint` tokens, where the stage needs one."""
+        if key.request_id not in self.snapshots:
+            return endpoint
+        return max((place for place in self.snapshots[key.request_id] if place <= endpoint), default=0)
+
+    def _groups(self, key: HoldKey) -> tuple[GroupEndpoint, ...]:
+        return tuple(GroupEndpoint(group, hit) for group, hit in self.group_hits.get(key.request_id, {}).items())
 
     def report(self, wave: SendWave, ordinal_fence: Fence, void: int, last: bool) -> WaveReport:
         self.last_wave = wave.ordinal
@@ -244,9 +270,20 @@ def fault(reason: str) -> ErrorInfo:
 class FakePipeline:
     """Feeds the machine and answers its actions until nothing is left to answer."""
 
-    def __init__(self, stages: int = 2, config: ControllerConfig | None = None, *, start: bool = True) -> None:
-        self.machine = ControllerMachine(config or ControllerConfig(wave_tokens=64, floor_blocks=0))
-        self.stages = stages
+    def __init__(
+        self,
+        stages: int = 2,
+        config: ControllerConfig | None = None,
+        *,
+        start: bool = True,
+        sharing: bool = False,
+        members: Sequence[MemberRecord] = (),
+    ) -> None:
+        config = config or ControllerConfig(wave_tokens=64, floor_blocks=0)
+        # Prompts of one seed share a prefix, and would wait for each other where a test is about something else.
+        self.machine = ControllerMachine(config if sharing else replace(config, share_tokens=0))
+        self.members = members or [record(stage, stages) for stage in range(stages)]
+        self.stages = len(self.members)
         self.now = 100.0
         self.log: list[Action] = []
         self.events: list[PrefillEvent] = []
@@ -266,8 +303,8 @@ class FakePipeline:
 
     def start(self) -> None:
         self.post(LeadershipWon(Epoch(1), self.now))
-        for stage in range(self.stages):
-            self.post(MemberUp(record(stage, self.stages), self.now))
+        for member in self.members:
+            self.post(MemberUp(member, self.now))
 
     def post(self, event: Event) -> list[Action]:
         """Handle one event, then everything that follows from answering."""
@@ -310,14 +347,20 @@ class FakePipeline:
         event = StreamLost(plan.key, plan.fence.incarnation, plan.fence.formation, fault("STAGE_LOST"), self.now)
         self.post(event)
 
-    def digest(self, stage: int, hashes: bytes) -> None:
-        """The stage announces packed 32-byte hashes as resident, in one snapshot."""
+    def digest(self, stage: int, hashes: bytes, snapshots: Sequence[int] = ()) -> None:
+        """The stage announces packed 32-byte hashes as resident, in one snapshot; and, if it has recurrent layers,
+        snapshots of their prefix at the given positions (tokens)."""
         daemon = self.daemon(stage)
         daemon.digest_seq += 1
         shorts = unpack_hashes(hashes)[::4]
-        group = GroupDigest(CacheGroup.ATTENTION, pack_hashes(shorts), b"", len(shorts), checksum(shorts))
+        states = shorts[np.array([place // BLOCK - 1 for place in snapshots], dtype=int)]
+        told = {CacheGroup.ATTENTION: shorts, CacheGroup.RECURRENT: states}
+        groups = tuple(
+            GroupDigest(group, pack_hashes(told[group]), b"", len(told[group]), checksum(told[group]))
+            for group in daemon.plan.groups
+        )
         incarnation = daemon.plan.fence.incarnation
-        made = Digest(incarnation, daemon.digest_seq, DigestKind.SNAPSHOT, (group,), daemon.capacity())
+        made = Digest(incarnation, daemon.digest_seq, DigestKind.SNAPSHOT, groups, daemon.capacity())
         self.post(DigestArrived(daemon.plan.key, made, self.now))
 
     # --- reading --------------------------------------------------------------------------------

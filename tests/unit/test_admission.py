@@ -121,7 +121,7 @@ def test_only_daemons_above_the_minimum_or_uncommitted_are_revised_when_votes_di
     pipeline.daemon(0).lower["a"] = [32]  # its snapshots make it fall further
     pipeline.submit("a", 100)
     revised = [(a.key.stage, [e.endpoint for e in a.round.revises]) for a in pipeline.of(SendRound) if a.round.revises]
-    assert revised == [(0, [64]), (1, [64]), (2, [64]), (1, [32]), (2, [32])]
+    assert revised == [(0, [64]), (1, [64]), (2, [64]), (0, [32]), (1, [32]), (2, [32])]
     (admitted,) = pipeline.of_request("a", Admitted)
     assert (admitted.endpoint, admitted.rounds, admitted.limiting_stage, admitted.best_stage_hit) == (32, 3, 1, 96)
     finished = pipeline.outcome("a")

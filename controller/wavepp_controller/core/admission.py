@@ -161,8 +161,9 @@ class Admission:
         opened = self._rounds.open
         in_round = {id(request) for request in opened.requests} if opened is not None else set()
         for request in book.living.values():
-            waits = request.state in (RequestState.HINTED, RequestState.WAITING)
-            if waits != ((request in self.ready) + (request in self.sharing) == 1) or request.holding != (request.id in self.holders):
+            waits = int(request.state in (RequestState.HINTED, RequestState.WAITING))
+            places = (request in self.ready) + (request in self.sharing)
+            if places != waits or request.holding != (request.id in self.holders):
                 findings.append(f"{request.id} is {request.state.value} and in the wrong place")
             revising = request.current.revise_to is not None
             if request.state is RequestState.PREPARING and not revising and id(request) not in in_round:

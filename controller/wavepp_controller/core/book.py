@@ -59,6 +59,11 @@ class RequestBook:
             self.waiting[request.id] = request
             self.waiting_tokens += request.prompt_tokens
 
+    def start_over(self, request: Request) -> None:
+        """Its next attempt begins, in the same formation: if it was admitted, it waits again."""
+        self.wait(request)
+        request.start_over()
+
     def ready(self, request: Request) -> None:
         """Give it its place in first-come order, for good."""
         if request.place == NO_PLACE:
@@ -71,6 +76,11 @@ class RequestBook:
         current = request.current
         self.out.count("admitted")
         self.out.count("cached_tokens", current.endpoint)
+        if current.lost_to_snapshots:
+            self.out.count("tokens_lost_to_snapshots", current.lost_to_snapshots)
+        if current.shared_tokens:
+            self.out.count("shared_requests")
+            self.out.count("shared_tokens", current.shared_tokens)
         self.out.send(*traced.admission(request, self.pipeline, "admitted", now))
         self.out.send(
             Emit(
@@ -82,6 +92,8 @@ class RequestBook:
                     limiting_stage=limiting_stage(current.own_hits),
                     best_stage_hit=current.best_stage_hit,
                     rounds=current.rounds,
+                    lost_to_snapshots=current.lost_to_snapshots,
+                    shared_tokens=current.shared_tokens,
                 ),
                 request.phases.timings(current.admitted_at, now),
             )

@@ -22,6 +22,7 @@ PIN_RESERVE: Final = "pin_reserve"
 VOTE: Final = "vote"
 RECONCILE: Final = "reconcile"
 CAPACITY_WAIT: Final = "capacity_wait"
+WAIT_BEHIND: Final = "wait_behind"
 SCHEDULE: Final = "schedule"
 FINISH: Final = "finish"
 
@@ -36,6 +37,10 @@ ENDPOINT: Final = "wavepp.endpoint"
 CANDIDATE: Final = "wavepp.candidate"
 OWN_HIT: Final = "wavepp.own_hit"
 LOST_TO_AGREEMENT: Final = "wavepp.tokens_lost_to_agreement"
+LOST_TO_SNAPSHOTS: Final = "wavepp.tokens_lost_to_snapshots"
+SHARED: Final = "wavepp.shared_tokens"
+FRONT: Final = "wavepp.front"
+BOUNDARY: Final = "wavepp.boundary"
 WAIT_REASON: Final = "wavepp.wait_reason"
 ROUNDS: Final = "wavepp.rounds"
 ROUND: Final = "wavepp.round"
@@ -61,6 +66,8 @@ class PhaseLog:
     since: float
     """When the current phase began."""
     current: str = HASH
+    about: Attributes = ()
+    """Attributes of the current phase's span."""
     totals: dict[str, float] = field(default_factory=dict)
     """Seconds by phase."""
     most_spans: int = MAX_SPANS
@@ -73,8 +80,8 @@ class PhaseLog:
             return
         self.totals[self.current] = self.totals.get(self.current, 0.0) + now - self.since
         if self.current not in UNTRACED and now > self.since:
-            self.note(self.current, self.since, now, parent="" if self.current == SCHEDULE else ADMISSION)
-        self.current, self.since = name, now
+            self.note(self.current, self.since, now, self.about, "" if self.current == SCHEDULE else ADMISSION)
+        self.current, self.since, self.about = name, now, ()
 
     def restart(self, now: float) -> None:
         """Another attempt: its admission begins now."""
@@ -106,6 +113,7 @@ class PhaseLog:
             announce_ms=ms(ANNOUNCE),
             rounds_ms=ms(PIN_RESERVE),
             capacity_wait_ms=ms(CAPACITY_WAIT),
+            sharing_wait_ms=ms(WAIT_BEHIND),
             admission_ms=(admitted - self.begun) * 1e3,
             prefill_ms=(now - admitted) * 1e3,
         )

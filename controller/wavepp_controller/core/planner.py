@@ -1,8 +1,8 @@
 """What the next wave carries (DESIGN.md section 7): policy `fixed`, always up to M tokens.
 
-Owns the packing rules: first come first served, several requests in one wave, interior chunk ends on
-multiples of B, no empty chunk. Pure: lanes in, rows out. Does not own positions: the caller advances
-a lane only by rows it has written to every daemon's stream.
+Owns the packing rules: lanes in the order given, several requests in one wave, interior chunk ends on
+multiples of B and by preference on snapshot points, every stop a chunk end, no empty chunk. Pure: lanes in,
+rows out. Does not own positions: the caller advances a lane only by rows it has written to every daemon's stream.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ class Lane:
     """First token not in any wave yet; a multiple of B."""
     prompt_tokens: int
     """End of the work; > start."""
+    snapshots: tuple[int, ...] = ()
+    """Positions > start where a recurrent snapshot is taken, ascending multiples of B."""
+    stops: tuple[int, ...] = ()
+    """Positions > start where a chunk must end, ascending multiples of B: somebody waits for what lies before."""
 
 
 @dataclass(slots=True)
@@ -36,14 +40,28 @@ class WaveBudget:
         """The lane's chunk, as long as fits; None if not one whole block (or the rest) does."""
         if self.rows == 0:
             return None
-        end = min(lane.prompt_tokens, lane.start + self.tokens)
-        if end < lane.prompt_tokens:
-            end = end // self.block_tokens * self.block_tokens
+        end = self._end(lane)
         if end <= lane.start:
             return None
         self.tokens -= end - lane.start
         self.rows -= 1
-        return Row(lane.key, lane.start, end - lane.start, final=end == lane.prompt_tokens)
+        snapshots = tuple(place for place in lane.snapshots if place <= end)
+        return Row(lane.key, lane.start, end - lane.start, end == lane.prompt_tokens, snapshots)
+
+    def _end(self, lane: Lane) -> int:
+        """Where the lane's chunk would end: at the first stop, else as far as the budget goes.
+
+        An interior end moves back to the last snapshot point if that costs less than half of the chunk:
+        the engine then need not split its scan, and a wave is not given away for it.
+        """
+        end = min(lane.prompt_tokens, lane.start + self.tokens)
+        if lane.stops and lane.stops[0] <= end:
+            return lane.stops[0]
+        if end == lane.prompt_tokens:
+            return end
+        end = end // self.block_tokens * self.block_tokens
+        half = lane.start + (end - lane.start) // 2
+        return max((place for place in lane.snapshots if half < place <= end), default=end)
 
 
 def plan_fixed(lanes: Iterable[Lane], wave_tokens: int, max_rows: int, block_tokens: int) -> tuple[Row, ...]:

@@ -1,16 +1,16 @@
-"""Requests that are ready to be prepared, first come first served (DESIGN.md section 6).
+"""Requests that are ready to be prepared, in the order in which they may be (DESIGN.md section 6).
 
-Owns their order and the question whether the first may be tried: it is HINTED, or it is WAITING and a
-later capacity of every short daemon covers what was missing, or its timer ran out. Places are given
-once, so a request that comes back stands where it stood.
+Owns the question whether the first may be tried: it is HINTED, or it is WAITING for room and a later
+capacity of every short daemon covers what was missing, or its timer ran out. While it may not, nothing
+behind it is. Places are given once, so a request that comes back stands where it stood.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from wavepp_controller.core.formation import Daemon
+from wavepp_controller.core.order import RankedOrder
 from wavepp_controller.core.request import Request
 from wavepp_controller.core.request_table import RequestState
 from wavepp_proto.terms import Capacity, DaemonKey
@@ -21,41 +21,29 @@ def room(capacity: Capacity) -> int:
     return capacity.free_blocks + capacity.evictable_blocks - capacity.escrowed_blocks
 
 
-class ReadyOrder:
+def slots(capacity: Capacity) -> int:
+    """The same in recurrent slots."""
+    return capacity.recurrent_free + capacity.recurrent_evictable - capacity.recurrent_escrowed
+
+
+class ReadyOrder(RankedOrder):
     """HINTED and WAITING requests of one formation."""
 
-    def __init__(self, daemons: Mapping[DaemonKey, Daemon]) -> None:
+    def __init__(self, daemons: Mapping[DaemonKey, Daemon], most_bypasses: int) -> None:
+        super().__init__(most_bypasses)
         self._daemons = daemons
-        self._order: list[Request] = []
 
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._order)
-
-    def __contains__(self, request: Request) -> bool:
-        at = bisect_left(self._order, request.place, key=_place)
-        return at < len(self._order) and self._order[at] is request
-
-    @property
-    def head(self) -> Request | None:
-        return self._order[0] if self._order else None
-
-    def add(self, request: Request) -> None:
-        insort(self._order, request, key=_place)
-
-    def discard(self, request: Request) -> None:
-        at = bisect_left(self._order, request.place, key=_place)
-        if at < len(self._order) and self._order[at] is request:
-            del self._order[at]
-
-    def take(self, now: float) -> Request | None:
-        """The first, out of the order, if it may be tried: nothing behind it is, while it waits."""
+    def first(self, now: float) -> Request | None:
+        """The head, if it may be tried."""
         head = self.head
         if head is None or (head.state is RequestState.WAITING and not self._due(head, now)):
             return None
-        return self._order.pop(0)
+        return head
+
+    def take(self, request: Request) -> None:
+        """It is prepared now."""
+        self.discard(request)
+        self.serve(request)
 
     def next_retry(self) -> float | None:
         head = self.head
@@ -69,9 +57,6 @@ class ReadyOrder:
             (capacity := self._daemons[key].capacity) is not None
             and capacity.seq > shortage.seq
             and room(capacity) >= shortage.wanted_blocks
+            and slots(capacity) >= shortage.wanted_slots
             for key, shortage in shortages.items()
         )
-
-
-def _place(request: Request) -> int:
-    return request.place

@@ -8,7 +8,7 @@ try can leak into the next. Does not own queues or rounds: those refer to reques
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from wavepp_controller.core import phases
@@ -16,7 +16,18 @@ from wavepp_controller.core.phases import PhaseLog
 from wavepp_controller.core.request_table import HOLDING, TERMINAL, RequestInput, RequestState, next_state
 from wavepp_proto.digest import Hashes
 from wavepp_proto.hashing import HashScope, blocks_for, reuse_cap
-from wavepp_proto.terms import Attempt, DaemonKey, HoldKey, PrefillRequest, RequestId, StageIndex, WaveOrdinal
+from wavepp_proto.terms import (
+    Attempt,
+    CacheGroup,
+    DaemonKey,
+    GroupEndpoint,
+    HoldKey,
+    PrefillRequest,
+    RequestId,
+    Row,
+    StageIndex,
+    WaveOrdinal,
+)
 
 STORY_LINES = 64
 Step = tuple[float, RequestState, RequestInput, RequestState, Attempt]
@@ -42,6 +53,18 @@ class Shortage:
     """Capacity seq of the answer."""
     wanted_blocks: int
     """Room that would have been enough: the room it had plus the shortfall."""
+    wanted_slots: int = 0
+    """The same in recurrent slots."""
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """Another request, computing a prefix that this one waits for."""
+
+    front: HoldKey
+    boundary: int
+    """Tokens; a multiple of B, below the prompt."""
+    since: float
 
 
 @dataclass(slots=True)
@@ -60,6 +83,10 @@ class Try:
     held: dict[DaemonKey, Held] = field(default_factory=dict)
     own_hits: dict[StageIndex, int] = field(default_factory=dict)
     """Longest prefix each stage alone could reuse (tokens), by its first vote."""
+    group_hits: dict[CacheGroup, int] = field(default_factory=dict)
+    """Longest prefix that every stage with the group could reuse in that group alone (tokens), by first votes."""
+    ignore_headroom: bool = False
+    """The round that prepared it was its alone: it is oversized."""
     revise_to: int | None = None
     """Common endpoint that the next round must bring daemons down to."""
     left_to_agree: tuple[int, int] | None = None
@@ -70,6 +97,22 @@ class Try:
     waited_for: set[StageIndex] = field(default_factory=set)
     """Stages that had no room in some round of this attempt."""
     retry_at: float = 0.0
+    behind: Behind | None = None
+    """Whom it waits for, holding nothing."""
+    parks: int = 0
+    """How often it has waited behind somebody."""
+    hint_when_parked: int = 0
+    """What it could have reused without its first wait (tokens)."""
+    stops: tuple[int, ...] = ()
+    """Positions at which a chunk must end, ascending: others wait for the prefix."""
+    wanted_snapshots: tuple[int, ...] = ()
+    """Snapshots that others wait for; the earliest promise first."""
+    snapshots: tuple[int, ...] = ()
+    """Positions of recurrent snapshots in chunks not sent yet, ascending."""
+    taken_snapshots: tuple[int, ...] = ()
+    """Those in chunks that were sent."""
+    promised_snapshots: int = 0
+    """Snapshots whose room is escrowed on every recurrent stage, once admitted."""
     endpoint: int = 0
     """Tokens reused on every stage, once admitted."""
     admitted_at: float = 0.0
@@ -82,22 +125,60 @@ class Try:
     """Last wave ever sent that contains this attempt."""
 
     @property
+    def materialised(self) -> bool:
+        """Every stage has taken its blocks: the last one has reported a chunk."""
+        return self.computed > self.endpoint
+
+    @property
     def best_stage_hit(self) -> int:
         return max(self.own_hits.values(), default=0)
+
+    @property
+    def admitted_snapshots(self) -> int:
+        """Taken and to be taken."""
+        return len(self.taken_snapshots) + len(self.snapshots)
+
+    @property
+    def lost_to_snapshots(self) -> int:
+        """Tokens that every stage's blocks would have allowed beyond the endpoint, had a snapshot been there."""
+        recurrent, attention = self.group_hits.get(CacheGroup.RECURRENT), self.group_hits.get(CacheGroup.ATTENTION)
+        if recurrent is None or attention is None or recurrent >= attention:
+            return 0
+        return max(0, attention - self.endpoint)
+
+    @property
+    def shared_tokens(self) -> int:
+        """Tokens of the endpoint that waiting behind others won."""
+        return max(0, self.endpoint - self.hint_when_parked) if self.parks else 0
 
     def begin_rounds(self) -> None:
         """Forget what earlier rounds, all released since, had found."""
         self.rounds = 0
-        self.held, self.own_hits, self.shortages = {}, {}, {}
+        self.held, self.own_hits, self.group_hits, self.shortages = {}, {}, {}, {}
+        self.stops = self.wanted_snapshots = ()
         self.revise_to = self.left_to_agree = self.differed_at = None
 
     def note_own_hit(self, stage: StageIndex, tokens: int) -> None:
         """A stage of several ranks can reuse what its poorest rank can."""
         self.own_hits[stage] = min(tokens, self.own_hits.get(stage, tokens))
 
+    def note_group_hits(self, hits: Iterable[GroupEndpoint]) -> None:
+        for hit in hits:
+            self.group_hits[hit.group] = min(hit.endpoint, self.group_hits.get(hit.group, hit.endpoint))
+
+    def sent(self, row: Row, wave: WaveOrdinal) -> None:
+        """A chunk is on every daemon's stream."""
+        self.scheduled = row.start + row.length
+        self.waves += 1
+        self.last_wave = wave
+        self.taken_snapshots += row.snapshots
+        self.snapshots = tuple(place for place in self.snapshots if place > self.scheduled)
+        self.stops = tuple(place for place in self.stops if place > self.scheduled)
+
     def admit(self, endpoint: int, now: float) -> None:
         self.endpoint = self.scheduled = self.computed = endpoint
         self.admitted_at = now
+        self.stops = tuple(place for place in self.stops if place > endpoint)
 
 
 @dataclass(slots=True, eq=False)
@@ -123,6 +204,10 @@ class Request:
     """Their short forms, shape [full blocks], a strided view of `hashes`."""
     place: int = NO_PLACE
     """In first-come order, given when it first became ready."""
+    overtaken_by: set[int] = field(default_factory=set)
+    """Lives of later requests of a higher priority that were served before it; bounded by the setting."""
+    promoted: bool = False
+    """It was overtaken often enough: no class goes before it."""
     current: Try = field(default_factory=Try)
     story: deque[Step] = field(default_factory=lambda: deque(maxlen=STORY_LINES))
 
@@ -146,6 +231,11 @@ class Request:
     def cap(self) -> int:
         """Longest endpoint that still leaves a token to compute."""
         return reuse_cap(self.prompt_tokens, self.block_tokens)
+
+    @property
+    def tokens_left(self) -> int:
+        """Tokens still to compute, as far as is known: before it is admitted, by its hint."""
+        return self.prompt_tokens - (self.current.computed if self.admitted else self.current.candidate)
 
     @property
     def living(self) -> bool:
@@ -195,7 +285,7 @@ class Request:
             case RequestState.PREPARING:
                 return phases.PIN_RESERVE
             case RequestState.WAITING:
-                return phases.CAPACITY_WAIT
+                return phases.CAPACITY_WAIT if self.current.behind is None else phases.WAIT_BEHIND
             case RequestState.ADMITTED:
                 return phases.SCHEDULE
             case _:

@@ -10,8 +10,8 @@ Owns the states, the inputs and which follows which; `Request.advance` is the on
        ▲                    ▲  │  ▲                               │ │ ▲ │ └──┘ revise
        │                    └──┘  └──────── not announced ────────┘ │ │ │
        │               not announced       run short or round lost  ▼ │ │
-       │                                                      WAITING─┘ │ commit
-       │                                                       prepare  ▼
+       │                                    HINTED ──behind──▶ WAITING─┘ │ commit
+       │                                    HINTED ◀──shown─────┘ prepare▼
        │                                                             ADMITTED
        │                                                                │ first wave
        │                                                                ▼
@@ -37,7 +37,7 @@ class RequestState(Enum):
     ANNOUNCED = "announced"  # sent to every daemon, not yet acknowledged by all
     HINTED = "hinted"  # ready: hashed, announced everywhere, hint known
     PREPARING = "preparing"  # in the round in flight, or about to be revised
-    WAITING = "waiting"  # for capacity; holds nothing
+    WAITING = "waiting"  # for capacity, or behind a request that computes the same prefix; holds nothing
     ADMITTED = "admitted"  # committed at one endpoint on every daemon
     RUNNING = "running"  # at least one chunk sent
     FINISHED = "finished"
@@ -56,7 +56,10 @@ class RequestInput(Enum):
     COMMIT = "commit"
     RUN_SHORT = "run short"  # some daemon has no capacity
     ROUND_LOST = "round lost"  # the round's deadline passed
-    NOT_ANNOUNCED = "not announced"  # some daemon does not know it, or never said so: announced as the next attempt
+    # some daemon does not know it, never said so, or lost its hold: announced as the next attempt
+    NOT_ANNOUNCED = "not announced"
+    BEHIND = "behind"  # a request that is being prepared or runs computes its prefix
+    SHOWN = "shown"  # that prefix can be reused now, or the other request ended
     FIRST_WAVE = "first wave"
     FINISH = "finish"
     NEW_FORMATION = "new formation"  # the formation ended while it held nothing
@@ -81,6 +84,7 @@ TABLE: dict[tuple[RequestState, RequestInput], RequestState] = {
     (S.ANNOUNCED, In.NOT_ANNOUNCED): S.ANNOUNCED,
     (S.ANNOUNCED, In.NEW_FORMATION): S.QUEUED,
     (S.HINTED, In.PREPARE): S.PREPARING,
+    (S.HINTED, In.BEHIND): S.WAITING,
     (S.HINTED, In.NEW_FORMATION): S.QUEUED,
     (S.PREPARING, In.REVISE): S.PREPARING,
     (S.PREPARING, In.COMMIT): S.ADMITTED,
@@ -89,8 +93,11 @@ TABLE: dict[tuple[RequestState, RequestInput], RequestState] = {
     (S.PREPARING, In.NOT_ANNOUNCED): S.ANNOUNCED,
     (S.PREPARING, In.READMIT): S.QUEUED,
     (S.WAITING, In.PREPARE): S.PREPARING,
+    (S.WAITING, In.BEHIND): S.WAITING,
+    (S.WAITING, In.SHOWN): S.HINTED,
     (S.WAITING, In.NEW_FORMATION): S.QUEUED,
     (S.ADMITTED, In.FIRST_WAVE): S.RUNNING,
+    (S.ADMITTED, In.NOT_ANNOUNCED): S.ANNOUNCED,
     (S.ADMITTED, In.READMIT): S.QUEUED,
     (S.RUNNING, In.FINISH): S.FINISHED,
     (S.RUNNING, In.READMIT): S.QUEUED,
@@ -116,6 +123,12 @@ IMPOSSIBLE: dict[Pair, str] = {
         "only a ready request that holds nothing is prepared", (In.PREPARE,), *(set(LIVING) - {S.HINTED, S.WAITING})
     ),
     **_impossible(
+        "only a ready request that holds nothing waits behind another",
+        (In.BEHIND,),
+        *(set(LIVING) - {S.HINTED, S.WAITING}),
+    ),
+    **_impossible("it waits behind nobody", (In.SHOWN,), *(set(LIVING) - {S.WAITING})),
+    **_impossible(
         "it is in no round",
         (In.REVISE, In.COMMIT, In.RUN_SHORT, In.ROUND_LOST),
         *(set(LIVING) - {S.PREPARING}),
@@ -123,7 +136,7 @@ IMPOSSIBLE: dict[Pair, str] = {
     **_impossible(
         "nobody was asked whether it is announced",
         (In.NOT_ANNOUNCED,),
-        *(set(LIVING) - {S.PREPARING, S.ANNOUNCED}),
+        *(set(LIVING) - {S.PREPARING, S.ANNOUNCED, S.ADMITTED}),
     ),
     **_impossible(
         "waves carry admitted requests only, the first once", (In.FIRST_WAVE,), *(set(LIVING) - {S.ADMITTED})

@@ -23,7 +23,7 @@ from wavepp_controller.core.request import Request
 from wavepp_controller.core.request_table import RequestInput, RequestState
 from wavepp_controller.core.ring import Place
 from wavepp_controller.core.rounds import RoundBook
-from wavepp_controller.core.verdicts import PipelineFacts, check_fits
+from wavepp_controller.core.verdicts import PipelineFacts, check_fits, too_late
 from wavepp_proto.errors import PipelineUnavailable, WaveppError, from_info
 from wavepp_proto.terms import AnnounceAck, DaemonKey, ErrorInfo, HoldKey, Inventory, RoundOrdinal, Votes, WaveReport
 
@@ -98,6 +98,9 @@ class Service:
             request.advance(RequestInput.ALL_ACKED, now)
             self._book.ready(request)
             self.admission.enter(request, now)
+            late = too_late(request, self.execution.pace.seconds_for(self.admission.tokens_before(request)), now)
+            if late is not None:
+                self.end(request, RequestInput.FAIL, late, now)
 
     def votes(self, key: DaemonKey, votes: Votes, now: float) -> None:
         resolved = self.admission.votes(key, votes, now)
@@ -114,7 +117,7 @@ class Service:
         for request, result in outcomes.finished:
             self._book.finish(request, result, now)
             self.admission.published(request, now)
-            self._withdraw(request)
+            self._withdraw(request, now)
         for request, error in outcomes.voided:
             if request.living:
                 self.end(request, RequestInput.FAIL, error, now)
@@ -147,7 +150,7 @@ class Service:
     def end(self, request: Request, given: RequestInput, error: WaveppError, now: float) -> None:
         """End a living request and let go of it everywhere."""
         self._book.fail(request, given, error, now)
-        self._withdraw(request)
+        self._withdraw(request, now)
 
     def expire(self, now: float) -> None:
         for request in self._book:
@@ -209,12 +212,12 @@ class Service:
 
     def _announce_again(self, request: Request, now: float) -> None:
         """A HoldKey is announced at most once: what a daemon lost is told again as the next attempt."""
-        self.admission.release(request)
+        self.admission.release(request, now)
         self._book.start_over(request)
         request.advance(RequestInput.NOT_ANNOUNCED, now)
         if request.hashes is not None:
             self._announce(request, request.hashes, now)
 
-    def _withdraw(self, request: Request) -> None:
+    def _withdraw(self, request: Request, now: float) -> None:
         self.execution.withdraw(request)
-        self.admission.release(request)
+        self.admission.release(request, now)

@@ -167,6 +167,8 @@ def _waiting_for(request: Request, serving: bool) -> str:
             return "acknowledgement of " + " ".join(str(key) for key in sorted(request.current.unacked))
         case RequestState.HINTED:
             return "its turn"
+        case RequestState.WAITING if request.current.behind is not None:
+            return f"the prefix that {request.current.behind.front.request_id} computes"
         case RequestState.WAITING:
             return "capacity on stage " + " ".join(str(stage) for stage in sorted(request.current.waited_for))
         case _:

@@ -14,11 +14,16 @@ from wavepp_controller.core.phases import Attributes
 from wavepp_controller.core.reconcile import limiting_stage
 from wavepp_controller.core.request import Request
 from wavepp_controller.core.rounds import OpenRound
-from wavepp_proto.terms import DaemonKey, PipelineId, Vote
+from wavepp_proto.terms import DaemonKey, PipelineId, RequestId, Vote
 
 
 def hinted(request: Request, now: float) -> None:
     request.phases.note(phases.HINT, now, now, ((phases.CANDIDATE, request.current.candidate),))
+
+
+def parked(request: Request, front: RequestId, boundary: int) -> None:
+    """Say whom the wait that begins now is for."""
+    request.phases.about = ((phases.FRONT, front), (phases.BOUNDARY, boundary))
 
 
 def round_done(request: Request, done: OpenRound, votes: Mapping[DaemonKey, Vote], now: float) -> None:
@@ -65,6 +70,8 @@ def admission(request: Request, pipeline: PipelineId, outcome: str, now: float) 
         (phases.ENDPOINT, current.endpoint),
         (phases.ROUNDS, current.rounds),
         (phases.LOST_TO_AGREEMENT, max(0, current.best_stage_hit - current.endpoint)),
+        (phases.LOST_TO_SNAPSHOTS, current.lost_to_snapshots),
+        (phases.SHARED, current.shared_tokens),
     ]
     limiting = limiting_stage(current.own_hits)
     if limiting is not None:

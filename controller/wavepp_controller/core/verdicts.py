@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from wavepp_controller.core.request import Request
 from wavepp_proto import limits
-from wavepp_proto.errors import EmptyPrompt, InvalidRequest, NeverFits, PromptTooLong, TokenOutOfRange
+from wavepp_proto.errors import EmptyPrompt, InvalidRequest, NeverFits, PromptTooLong, TokenOutOfRange, TooLate
 from wavepp_proto.hashing import TOKEN_BYTES, blocks_for
 from wavepp_proto.terms import CacheGroup, MemberRecord, ModelFacts, PrefillRequest, StageIndex
 
@@ -131,6 +132,18 @@ def check_fits(prompt_tokens: int, facts: PipelineFacts) -> None:
             stage=facts.pool_stage,
             block_tokens=facts.block_tokens,
         )
+
+
+def too_late(request: Request, wait_s: float | None, now: float) -> TooLate | None:
+    """The verdict on a request that would start `wait_s` seconds from now; None if that is in time, or not known."""
+    if wait_s is None or now + wait_s <= request.deadline:
+        return None
+    return TooLate(
+        f"request {request.id} would start in {wait_s:.1f} s and has {request.deadline - now:.1f} s left",
+        field="deadline_ms",
+        value=round((now + wait_s - request.arrived) * 1e3),
+        limit=round((request.deadline - request.arrived) * 1e3),
+    )
 
 
 def _between(name: str, value: int, low: int, high: int) -> None:

@@ -9,7 +9,7 @@ One trace per request; the arrow is "parent of", the right column is the process
     prefill                      client
       prefill.request            controller   its context is the one announced to every stage
         admission                controller
-          queue, hash, hint, announce, capacity_wait, reconcile
+          queue, hash, hint, announce, capacity_wait, wait_behind, reconcile
           pin_reserve            controller   one per round
             vote                 controller   one per stage
         prepare                  stage        one per round entry
@@ -35,6 +35,8 @@ PIN_RESERVE: Final = "pin_reserve"
 VOTE: Final = "vote"
 RECONCILE: Final = "reconcile"
 CAPACITY_WAIT: Final = "capacity_wait"
+WAIT_BEHIND: Final = "wait_behind"
+"""Another request is computing the same prefix."""
 SCHEDULE: Final = "schedule"
 PREPARE: Final = "prepare"
 EXECUTE: Final = "execute"
@@ -68,6 +70,12 @@ OWN_HIT: Final = "wavepp.own_hit"
 """On vote and prepare: tokens that this stage alone could reuse."""
 TOKENS_LOST_TO_AGREEMENT: Final = "wavepp.tokens_lost_to_agreement"
 TOKENS_LOST_TO_SNAPSHOTS: Final = "wavepp.tokens_lost_to_snapshots"
+SHARED: Final = "wavepp.shared_tokens"
+"""On admission: tokens of the endpoint that waiting behind others won."""
+FRONT: Final = "wavepp.front"
+"""On wait_behind: the request that computes the prefix."""
+BOUNDARY: Final = "wavepp.boundary"
+"""On wait_behind: where the shared prefix ends (tokens)."""
 WAIT_REASON: Final = "wavepp.wait_reason"
 ROUNDS: Final = "wavepp.rounds"
 ROUND: Final = "wavepp.round"

@@ -1,0 +1,70 @@
+"""First come first served within priority classes, with bounded bypass (DESIGN.md section 6, order).
+
+Owns an ordered set of requests and the count of who overtook whom: a request goes before those that came
+earlier with a lower priority, until one of them has been overtaken as often as the setting allows; that
+one then stands before every class. Used for the ready order and for the lanes of waves. Does not decide
+whether a request may be served.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from wavepp_controller.core.request import Request
+
+
+class RankedOrder:
+    def __init__(self, most_bypasses: int) -> None:
+        self._most = most_bypasses
+        self._order: list[Request] = []
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._order)
+
+    def __contains__(self, request: Request) -> bool:
+        return self._at(request) is not None
+
+    @property
+    def head(self) -> Request | None:
+        return self._order[0] if self._order else None
+
+    def add(self, request: Request) -> None:
+        if len(request.overtaken_by) >= self._most:
+            request.promoted = True
+        insort(self._order, request, key=_rank)
+
+    def discard(self, request: Request) -> None:
+        at = self._at(request)
+        if at is not None:
+            del self._order[at]
+
+    def serve(self, request: Request) -> None:
+        """`request` is served now: whoever came earlier and stands behind it was overtaken, once by each."""
+        overtaken = [other for other in self._order if other.place < request.place and _rank(other) > _rank(request)]
+        for other in overtaken:
+            other.overtaken_by.add(request.life)
+            if len(other.overtaken_by) >= self._most:
+                self.discard(other)
+                self.add(other)
+
+    def check(self) -> list[str]:
+        ranks = [_rank(request) for request in self._order]
+        return [] if ranks == sorted(set(ranks)) else ["an order is not first come first served within its classes"]
+
+    def _at(self, request: Request) -> int | None:
+        at = bisect_left(self._order, _rank(request), key=_rank)
+        return at if at < len(self._order) and self._order[at] is request else None
+
+
+def goes_before(one: Request, other: Request) -> bool:
+    """Whether `one` is of a higher class than `other`, wherever they came from."""
+    return _rank(one)[:2] < _rank(other)[:2]
+
+
+def _rank(request: Request) -> tuple[bool, int, int]:
+    """Who goes first: the smaller."""
+    return not request.promoted, 0 if request.promoted else -request.prefill.priority, request.place

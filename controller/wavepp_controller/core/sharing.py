@@ -1,0 +1,162 @@
+"""Waiting behind a request that computes the same prefix right now (DESIGN.md section 6, in-flight sharing).
+
+Owns who is parked behind whom, the offer that a holder makes (how far its prefix is shared, and would be
+reusable), and the stop and snapshot that the one in front is given there. A parked request holds nothing
+and stands in no order; it comes back, with its old place, when the boundary can be reused or the one in
+front is gone. Called by `admission`, which owns the holders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from wavepp_controller.core import traced
+from wavepp_controller.core.config import ControllerConfig
+from wavepp_controller.core.fresh import common_blocks
+from wavepp_controller.core.index import ReuseIndex
+from wavepp_controller.core.order import goes_before
+from wavepp_controller.core.request import Behind, Request
+from wavepp_controller.core.request_table import RequestInput, RequestState
+from wavepp_controller.core.snapshot_policy import SnapshotPolicy
+from wavepp_proto.terms import HoldKey
+
+MOST_STOPS = 4
+"""Chunks of one request that end early for others: each may cost a part of a wave."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    front: Request
+    boundary: int
+    """Tokens; where reuse of its prefix would end."""
+
+    @property
+    def published(self) -> bool:
+        """The front has computed it on every stage, digests are on their way: nothing to wait for."""
+        return self.front.current.computed >= self.boundary
+
+
+class Sharing:
+    def __init__(self, policy: SnapshotPolicy, config: ControllerConfig) -> None:
+        self._policy, self._most_parks = policy, config.most_parks
+        least = policy.block_tokens if config.share_tokens is None else config.share_tokens
+        self._least = least and max(least, policy.block_tokens)
+        self._parked: dict[HoldKey, dict[int, list[Request]]] = {}
+        """By front, then boundary: a burst of equal prompts is one entry, and looked at once."""
+
+    def __iter__(self) -> Iterator[Request]:
+        return (request for places in self._parked.values() for parked in places.values() for request in parked)
+
+    def __contains__(self, request: Request) -> bool:
+        behind = request.current.behind
+        return behind is not None and request in self._parked.get(behind.front, {}).get(behind.boundary, ())
+
+    def offer(self, request: Request, holders: Iterable[Request]) -> Offer | None:
+        """The best that any holder promises beyond the hint; None if none promises enough."""
+        best = None
+        for front in holders if self._least else ():
+            boundary = self._boundary(request, front)
+            if boundary < request.current.candidate + self._least:
+                continue
+            if best is None or (boundary, front.current.computed) > (best.boundary, best.front.current.computed):
+                best = Offer(front, boundary)
+        if best is None or best.published or request.current.parks < self._most_parks:
+            return best
+        return None
+
+    def park(self, request: Request, offer: Offer, now: float) -> None:
+        """`request` waits, holding nothing; the front is asked to end a chunk, with a snapshot, at the boundary."""
+        front, boundary, current = offer.front, offer.boundary, request.current
+        self._ask(front, boundary)
+        if not current.parks:
+            current.hint_when_parked = current.candidate
+        current.parks += 1
+        current.behind = Behind(front.key, boundary, now)
+        self._parked.setdefault(front.key, {}).setdefault(boundary, []).append(request)
+        request.advance(RequestInput.BEHIND, now)
+        traced.parked(request, front.id, boundary)
+
+    def shown(self, holders: Mapping[str, Request], index: ReuseIndex) -> list[Request]:
+        """Who need not wait any longer: the boundary can be reused, or its front is gone."""
+        found = []
+        for key, places in self._parked.items():
+            front = holders.get(key.request_id)
+            for boundary, parked in places.items():
+                gone = front is None or front.key != key
+                done = front is not None and front.current.computed >= boundary
+                if gone or done or _reusable(parked[0], boundary, index):
+                    found += parked
+        return found
+
+    def leave(self, request: Request, now: float) -> int:
+        """Stop waiting, for whatever reason; the milliseconds it waited."""
+        behind = request.current.behind
+        if behind is None:
+            return 0
+        places = self._parked[behind.front]
+        places[behind.boundary].remove(request)
+        if not places[behind.boundary]:
+            del places[behind.boundary]
+        if not places:
+            del self._parked[behind.front]
+        request.current.behind = None
+        return round((now - behind.since) * 1e3)
+
+    def check(self, holders: Mapping[str, Request]) -> list[str]:
+        findings = []
+        for key, places in self._parked.items():
+            front = holders.get(key.request_id)
+            for request in (request for parked in places.values() for request in parked):
+                if front is None or front.key != key:
+                    findings.append(f"{request.id} waits behind {key.request_id}, which is gone")
+                if request.state is not RequestState.WAITING or request not in self:
+                    findings.append(f"{request.id} is {request.state.value} and counted as waiting behind another")
+        return findings
+
+    # --- the boundary ---------------------------------------------------------------------------
+
+    def _boundary(self, request: Request, front: Request) -> int:
+        """How far `request` could reuse what `front` computes (tokens); 0 if not beyond its hint."""
+        known = request.current.candidate // self._policy.block_tokens
+        chain, other = request.chain, front.chain
+        if chain is None or other is None or known >= min(chain.size, other.size) or chain[known] != other[known]:
+            return 0
+        boundary = min(common_blocks(chain, other, known + 1) * self._policy.block_tokens, request.cap)
+        if self._policy.most:
+            boundary = self._snapshot_at(front, boundary)
+        if front.current.scheduled < boundary and goes_before(request, front):
+            return 0  # an urgent request does not stand behind one that may itself be overtaken
+        return boundary
+
+    def _snapshot_at(self, front: Request, most: int) -> int:
+        """The deepest place of at most `most` tokens where `front` takes a snapshot, or still can."""
+        asked = front.current.wanted_snapshots
+        if most in self._positions(front, (*asked, most)):  # asked last: whatever others wait for stays
+            return most
+        places = (*front.current.taken_snapshots, *self._positions(front, asked))
+        return max((place for place in places if place <= most), default=0)
+
+    def _positions(self, front: Request, wanted: tuple[int, ...]) -> tuple[int, ...]:
+        """Snapshots that `front` has yet to take, if these were wanted of it."""
+        current = front.current
+        if front.admitted:
+            room = current.promised_snapshots - len(current.taken_snapshots)
+            return self._policy.positions(current.scheduled, front.prompt_tokens, wanted, room)
+        room = self._policy.promised(current.candidate, front.prompt_tokens)
+        return self._policy.positions(current.candidate, front.prompt_tokens, wanted, room)
+
+    def _ask(self, front: Request, boundary: int) -> None:
+        current = front.current
+        if boundary <= current.scheduled:
+            return
+        if len(current.stops) < MOST_STOPS and boundary not in current.stops:
+            current.stops = tuple(sorted((*current.stops, boundary)))
+        if self._policy.most and boundary not in current.wanted_snapshots:
+            current.wanted_snapshots += (boundary,)
+            if front.admitted:
+                current.snapshots = self._positions(front, current.wanted_snapshots)
+
+
+def _reusable(request: Request, boundary: int, index: ReuseIndex) -> bool:
+    return request.chain is not None and index.reusable_to(request.chain, boundary // request.block_tokens)
