@@ -83,6 +83,11 @@ class Admission:
         self._hints.refresh(request, now)
         self.ready.add(request)
 
+    @property
+    def tokens_held(self) -> int:
+        """Tokens that holders have yet to compute."""
+        return sum(one.tokens_left for one in self.holders.values())
+
     def tokens_before(self, request: Request) -> int:
         """Tokens still to compute of everything that is served before a ready request, as far as is known."""
         tokens = sum(one.tokens_left for one in self.holders.values() if not goes_before(request, one))
@@ -185,7 +190,7 @@ class Admission:
     def _choose(self, entries: int, now: float) -> list[Request]:
         """Requests to prepare, in order; they become holders. Those that better wait for a holder are parked."""
         chosen: list[Request] = []
-        if self._formation.draining:
+        if self._formation.draining or any(holder.claims_headroom for holder in self.holders.values()):
             return chosen
         while len(chosen) < entries and len(self.holders) < self._config.lanes:
             head = self.ready.first(now)
@@ -222,7 +227,7 @@ class Admission:
         return True
 
     def _leave(self, request: Request, now: float) -> None:
-        if request in self.sharing:
+        if request.current.behind is not None:
             self._out.count("sharing_wait_ms", self.sharing.leave(request, now))
 
     def _begin(self, revising: list[Request], preparing: list[Request], releases: list[Release], now: float) -> None:

@@ -233,6 +233,11 @@ class Request:
         return reuse_cap(self.prompt_tokens, self.block_tokens)
 
     @property
+    def claims_headroom(self) -> bool:
+        """It is oversized and not admitted yet: stages heed its claim while nothing else waits to be materialised."""
+        return self.state is RequestState.PREPARING and self.current.ignore_headroom
+
+    @property
     def tokens_left(self) -> int:
         """Tokens still to compute, as far as is known: before it is admitted, by its hint."""
         return self.prompt_tokens - (self.current.computed if self.admitted else self.current.candidate)

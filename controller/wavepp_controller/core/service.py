@@ -98,7 +98,7 @@ class Service:
             request.advance(RequestInput.ALL_ACKED, now)
             self._book.ready(request)
             self.admission.enter(request, now)
-            late = too_late(request, self.execution.pace.seconds_for(self.admission.tokens_before(request)), now)
+            late = self._late(request, now)
             if late is not None:
                 self.end(request, RequestInput.FAIL, late, now)
 
@@ -129,7 +129,8 @@ class Service:
     def resume(self, key: DaemonKey, now: float) -> None:
         """Streams to a daemon are open again: send what it has not answered, each stream's in its order."""
         for request in self._book:
-            if request.state is RequestState.ANNOUNCED and key in request.current.unacked and request.hashes:
+            waits = request.state is RequestState.ANNOUNCED and key in request.current.unacked
+            if waits and request.hashes is not None:
                 self._tell(request, request.hashes, [key])
         self._out.send(*self.rounds.again(key, now))
         self._out.send(*self.execution.again(key))
@@ -181,6 +182,13 @@ class Service:
 
     def check(self) -> list[str]:
         return [*self.admission.check(self._book), *self.execution.check()]
+
+    def _late(self, request: Request, now: float) -> WaveppError | None:
+        """The verdict on a request that has become ready, by the measured pace."""
+        pace, everything = self.execution.pace, self._book.waiting_tokens + self.admission.tokens_held
+        if too_late(request, pace.seconds_for(everything), now) is None:
+            return None  # the usual case, told without walking the order
+        return too_late(request, pace.seconds_for(self.admission.tokens_before(request)), now)
 
     def _unfit(self, request: Request) -> WaveppError | None:
         scope, facts = request.scope, self._facts

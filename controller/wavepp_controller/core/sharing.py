@@ -42,15 +42,15 @@ class Sharing:
         self._policy, self._most_parks = policy, config.most_parks
         least = policy.block_tokens if config.share_tokens is None else config.share_tokens
         self._least = least and max(least, policy.block_tokens)
-        self._parked: dict[HoldKey, dict[int, list[Request]]] = {}
-        """By front, then boundary: a burst of equal prompts is one entry, and looked at once."""
+        self._parked: dict[HoldKey, dict[int, dict[str, Request]]] = {}
+        """By front, boundary and id, in order: a burst of equal prompts has one boundary, looked up once."""
 
     def __iter__(self) -> Iterator[Request]:
-        return (request for places in self._parked.values() for parked in places.values() for request in parked)
+        return (one for places in self._parked.values() for parked in places.values() for one in parked.values())
 
     def __contains__(self, request: Request) -> bool:
         behind = request.current.behind
-        return behind is not None and request in self._parked.get(behind.front, {}).get(behind.boundary, ())
+        return behind is not None and request.id in self._parked.get(behind.front, {}).get(behind.boundary, ())
 
     def offer(self, request: Request, holders: Iterable[Request]) -> Offer | None:
         """The best that any holder promises beyond the hint; None if none promises enough."""
@@ -73,20 +73,20 @@ class Sharing:
             current.hint_when_parked = current.candidate
         current.parks += 1
         current.behind = Behind(front.key, boundary, now)
-        self._parked.setdefault(front.key, {}).setdefault(boundary, []).append(request)
+        self._parked.setdefault(front.key, {}).setdefault(boundary, {})[request.id] = request
         request.advance(RequestInput.BEHIND, now)
         traced.parked(request, front.id, boundary)
 
     def shown(self, holders: Mapping[str, Request], index: ReuseIndex) -> list[Request]:
         """Who need not wait any longer: the boundary can be reused, or its front is gone."""
-        found = []
+        found: list[Request] = []
         for key, places in self._parked.items():
             front = holders.get(key.request_id)
             for boundary, parked in places.items():
                 gone = front is None or front.key != key
                 done = front is not None and front.current.computed >= boundary
-                if gone or done or _reusable(parked[0], boundary, index):
-                    found += parked
+                if gone or done or _reusable(next(iter(parked.values())), boundary, index):
+                    found += parked.values()
         return found
 
     def leave(self, request: Request, now: float) -> int:
@@ -95,7 +95,7 @@ class Sharing:
         if behind is None:
             return 0
         places = self._parked[behind.front]
-        places[behind.boundary].remove(request)
+        del places[behind.boundary][request.id]
         if not places[behind.boundary]:
             del places[behind.boundary]
         if not places:
@@ -107,7 +107,7 @@ class Sharing:
         findings = []
         for key, places in self._parked.items():
             front = holders.get(key.request_id)
-            for request in (request for parked in places.values() for request in parked):
+            for request in (request for parked in places.values() for request in parked.values()):
                 if front is None or front.key != key:
                     findings.append(f"{request.id} waits behind {key.request_id}, which is gone")
                 if request.state is not RequestState.WAITING or request not in self:
