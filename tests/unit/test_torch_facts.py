@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.harness import tiny_models
 from wavepp_proto.errors import EngineFault
+from wavepp_proto.terms import CacheGroup
 from wavepp_stage.engine.torch.facts import fingerprint, model_facts
 
 
@@ -37,6 +38,58 @@ def test_facts_are_those_of_the_configuration(model: Path) -> None:
     facts = model_facts(str(model))
     assert (facts.layers, facts.vocabulary, facts.window) == (5, 512, 2048)
     assert facts.name == facts.path == str(model)
+
+
+HYBRID: dict[str, Any] = {"model_type": "qwen3_next", "num_hidden_layers": 8}
+LINEAR, FULL = "linear_attention", "full_attention"
+
+
+@pytest.mark.parametrize(
+    ("changes", "layers"),
+    [
+        ({}, ()),
+        (HYBRID | {"layer_types": [LINEAR, FULL] * 4}, (0, 2, 4, 6)),
+        (HYBRID, (0, 1, 2, 4, 5, 6)),
+        (HYBRID | {"full_attention_interval": 3}, (0, 1, 3, 4, 6, 7)),
+        ({"sliding_window": 256}, ()),
+        ({"model_type": "mistral", "sliding_window": 2048}, ()),
+        ({"use_sliding_window": False, "sliding_window": 256}, ()),
+    ],
+)
+def test_recurrent_layers_are_those_of_the_configuration(
+    copy: Path, changes: dict[str, Any], layers: tuple[int, ...]
+) -> None:
+    edit_config(copy, **changes)
+    facts = model_facts(str(copy))
+    assert facts.recurrent_layers == layers
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"layer_types": [FULL] * 4 + ["sliding_attention"]}, "layer_types"),
+        ({"layer_types": [FULL] * 4 + [LINEAR]}, "layer_types"),  # of a family whose recurrence is not known
+        ({"layer_types": [FULL] * 4}, "layer_types"),
+        ({"layer_types": "full_attention"}, "layer_types"),
+        (HYBRID | {"layer_types": [LINEAR, "chunked_attention"] * 4}, "layer_types"),
+        (HYBRID | {"full_attention_interval": 0}, "full_attention_interval"),
+        ({"model_type": "mistral", "sliding_window": 256}, "sliding_window"),
+        ({"use_sliding_window": True, "sliding_window": 256}, "sliding_window"),
+    ],
+)
+def test_folder_is_refused_by_field_when_a_layer_is_of_another_kind(
+    copy: Path, changes: dict[str, Any], field: str
+) -> None:
+    edit_config(copy, **changes)
+    with pytest.raises(EngineFault) as caught:
+        model_facts(str(copy))
+    assert caught.value.fields["field"] == field
+
+
+def test_groups_of_a_band_follow_from_its_layers(model: Path) -> None:
+    hybrid = tiny_models.build("qwen3_next", model.parent)
+    assert model_facts(str(hybrid)).recurrent_layers == (0, 1, 2, 4, 5, 6)
+    assert model_facts(str(hybrid)).groups_of(0, 3) == (CacheGroup.RECURRENT,)
 
 
 def test_fingerprint_is_equal_when_the_folder_is_a_copy(model: Path, copy: Path) -> None:

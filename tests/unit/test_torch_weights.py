@@ -128,6 +128,7 @@ CHANGES: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 256}, "sliding_window"),
     ("qwen2", {"layer_types": ["full_attention"] * 4 + ["sliding_attention"]}, "layer_types"),
     ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_type"),
+    ("qwen3_next", {"layer_types": ["linear_attention", "sliding_attention"] * 4}, "layer_types"),
     ("llama", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
 ]
 

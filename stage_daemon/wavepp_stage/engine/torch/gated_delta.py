@@ -14,14 +14,18 @@ from typing import Any
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
-from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
+from transformers.models.qwen3_next.modeling_qwen3_next import (
+    Qwen3NextGatedDeltaNet,
+    causal_conv1d_fn,
+    torch_chunk_gated_delta_rule,
+)
 
 from wavepp_stage.engine.torch.attention import WaveContext
 from wavepp_stage.engine.torch.batch import WaveBatch
 from wavepp_stage.engine.torch.recurrent_states import RecurrentStates
 from wavepp_stage.engine.torch.state_plan import Scan
 
-_Base: Any = qwen3_next.Qwen3NextGatedDeltaNet  # its methods carry no types
+_Base: Any = Qwen3NextGatedDeltaNet  # its methods carry no types
 
 
 class SlottedGatedDeltaNet(_Base):  # type: ignore[misc]
@@ -52,7 +56,7 @@ class SlottedGatedDeltaNet(_Base):  # type: ignore[misc]
     def _convolve(self, inputs: Tensor) -> Tensor:
         """[n, channels] to [1, n, channels]; the first `window` outputs of each row mix in the row before it, and are
         those of its past inputs: nobody reads them."""
-        convolve = _implementation(qwen3_next.causal_conv1d_fn, inputs)
+        convolve = _implementation(causal_conv1d_fn, inputs)
         weight = self.conv1d.weight.squeeze(1)
         mixed: Tensor = convolve(inputs.T[None], weight, self.conv1d.bias, activation=self.activation)
         return mixed.transpose(1, 2)
@@ -62,7 +66,7 @@ class SlottedGatedDeltaNet(_Base):  # type: ignore[misc]
     ) -> None:
         """One row's delta rule. `row` [window + length, channels] are the convolution's inputs, `mixed` [1, length,
         channels] its outputs; writes `out` [1, length, heads, value_dim] and the slots that the row names."""
-        rule = _implementation(qwen3_next.torch_chunk_gated_delta_rule, mixed)
+        rule = _implementation(torch_chunk_gated_delta_rule, mixed)
         sizes = [self.key_dim, self.key_dim, self.value_dim]
         query, key, value = torch.split_with_sizes(mixed, sizes, -1)
         query, key = (part.view(1, len(row) - states.window, -1, self.head_k_dim) for part in (query, key))

@@ -51,7 +51,9 @@ class HostTier:
         self._host = torch.empty(host_blocks, *shape, dtype=dtype, pin_memory=device.type == "cuda").zero_()
 
     def copy(self, lot: CopyLot) -> None:
-        """Returns when the lot's blocks are where it says. Raises EngineFault where an id leaves its pool."""
+        """Returns when the lot's blocks are where it says.
+
+        Raises EngineFault where an id leaves its pool, or comes twice."""
         device, host = self._check(lot)
         if not self._pools:
             return
@@ -77,6 +79,9 @@ class HostTier:
             outside = ids[(ids < 0) | (ids >= limit)]
             if len(outside):
                 raise EngineFault("block id outside the pool", field=field, value=int(outside[0]), limit=limit)
+            ordered = np.sort(ids)
+            if len(twice := ordered[1:][ordered[1:] == ordered[:-1]]):
+                raise EngineFault("a block twice in one lot", field=field, value=int(twice[0]))
         return lot.device.astype(np.int64), lot.host.astype(np.int64)
 
     def _on_stream(self) -> AbstractContextManager[object]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
@@ -128,13 +129,19 @@ def build_band(config: PretrainedConfig, plan: EnginePlan, dtype: torch.dtype) -
     with _BUILDING, torch.device("meta"):
         model = factory.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
         band = Band(model, plan)
-        if band.recurrent_layers:
-            # Here, because the family's own modules take a second to import.
-            from wavepp_stage.engine.torch.gated_delta import SlottedGatedDeltaNet
-
-            for index in band.recurrent_layers:
-                model.model.layers[index].linear_attn = SlottedGatedDeltaNet(config, index).to(dtype)
+        for index in band.recurrent_layers:
+            model.model.layers[index].linear_attn = _recurrent_mixer()(config, index).to(dtype)
     return band
+
+
+def _recurrent_mixer() -> Any:
+    """The class of recurrent layers. Imported when it is needed: the family's own modules take a second."""
+    try:
+        from wavepp_stage.engine.torch.gated_delta import SlottedGatedDeltaNet
+    except ImportError as error:
+        raise EngineFault(f"the installed transformers lacks what recurrent layers need: {error}",
+                          field="transformers", value=transformers.__version__) from error  # fmt: skip
+    return SlottedGatedDeltaNet
 
 
 def dtype_of(setting: str, config: PretrainedConfig) -> torch.dtype:
