@@ -335,9 +335,13 @@ class FakePipeline:
         while self.now < end - 1e-9:
             self.now = min(end, self.now + 0.05)
             for daemon in self.daemons.values():
-                if daemon.plan.key.stage not in self.deaf:
+                if self.hears(daemon.plan.key):
                     self.post(BeatArrived(daemon.plan.key, Heartbeat(daemon.fence(0), 1), self.now))
             self.post(Tick(self.now))
+
+    def hears(self, key: DaemonKey) -> bool:
+        """Whether what is sent to the daemon arrives, and it answers."""
+        return key.stage not in self.deaf
 
     def daemon(self, stage: int) -> FakeDaemon:
         return next(daemon for key, daemon in self.daemons.items() if key.stage == stage)
