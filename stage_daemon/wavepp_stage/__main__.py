@@ -34,6 +34,11 @@ def command(
     pool_blocks: Annotated[
         int, typer.Option("--pool-blocks", envvar="WAVEPP_POOL_BLOCKS", help="Cache blocks on this stage.")
     ] = 1024,
+    host_pool_blocks: Annotated[
+        int,
+        typer.Option("--host-pool-blocks", envvar="WAVEPP_HOST_POOL_BLOCKS", help="Cache blocks of the host tier."),
+    ] = 0,
+    state_slots: opt.StateSlots = 64,
     wave_tokens: Annotated[
         int, typer.Option("--wave-tokens", envvar="WAVEPP_WAVE_TOKENS", help="Most tokens in one wave.")
     ] = 16_384,
@@ -79,7 +84,8 @@ def command(
             stage=stage, stages=stages, model=model, engine=opt.engine_of(engine, model),
             cluster=cluster, pipeline=pipeline,
             layers=parse_layers(layers) if layers else None,
-            block_tokens=block_tokens, pool_blocks=pool_blocks, wave_tokens=wave_tokens,
+            block_tokens=block_tokens, pool_blocks=pool_blocks, host_pool_blocks=host_pool_blocks,
+            state_slots=state_slots, wave_tokens=wave_tokens,
             listen=listen, advertise=advertise, device=device, dtype=dtype, threads=threads,
             server_security=opt.server_security(tls_ca, tls_cert, tls_key),
             client_security=opt.client_security(tls_ca, tls_cert, tls_key, tls_server_name),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 
 from wavepp_proto import convert
@@ -19,7 +19,7 @@ from wavepp_proto.terms import AnnounceAck, AnnounceFrame, Fence
 from wavepp_proto.v1 import admission_pb2 as pb
 from wavepp_proto.v1 import admission_pb2_grpc, digest_pb2, digest_pb2_grpc
 from wavepp_stage.core.events import Announced, InventoryAsked, InventoryTaken, RoundArrived, SendAck, SendVotes
-from wavepp_stage.runtime.core_shell import CoreShell
+from wavepp_stage.runtime.core_shell import CoreShell, ended_formation
 from wavepp_stage.runtime.observability import Observer
 
 DIGEST_COALESCE_S = 0.01
@@ -48,9 +48,11 @@ class Successor:
 
 
 class AdmissionService(admission_pb2_grpc.StageAdmissionServicer):
-    def __init__(self, core: CoreShell, observer: Observer) -> None:
+    def __init__(self, core: CoreShell, observer: Observer, on_ended: Callable[[int], None]) -> None:
+        """`on_ended` is told of the formation that a newer authority ended."""
         self._core = core
         self._observer = observer
+        self._on_ended = on_ended
         self._announces = Successor()
         self._rounds = Successor()
 
@@ -62,15 +64,13 @@ class AdmissionService(admission_pb2_grpc.StageAdmissionServicer):
             async for message in request_iterator:
                 frames = convert.announce_frames_from_pb(message)
                 superseded = self._announces.admit(self._core, frames[0].fence, superseded)
-                acks = self._announced(frames)
-                if acks:
-                    behind = tuple(ack.key for ack in acks[1:])
-                    yield convert.announce_ack_to_pb(replace(acks[0], behind=behind))
+                for ack in _together(self._announced(frames)):
+                    yield convert.announce_ack_to_pb(ack)
         except WaveppError as error:
             await convert.abort(context, error)
 
     def _announced(self, frames: tuple[AnnounceFrame, ...]) -> list[AnnounceAck]:
-        """One acknowledgement for each request that these frames complete."""
+        """One acknowledgement for each request that these frames complete, or that is refused."""
         now = time.monotonic()
         actions = [action for frame in frames for action in self._core.post(Announced(frame, now))]
         return [action.ack for action in actions if isinstance(action, SendAck)]
@@ -93,10 +93,20 @@ class AdmissionService(admission_pb2_grpc.StageAdmissionServicer):
     async def Inventory(self, request: pb.InventoryRequest, context: Context) -> pb.InventoryResponse:
         try:
             actions = self._core.post(InventoryAsked(convert.inventory_request_from_pb(request), time.monotonic()))
+            if ended := ended_formation(actions):
+                self._on_ended(ended)
         except WaveppError as error:
             await convert.abort(context, error)
         taken = next(action for action in actions if isinstance(action, InventoryTaken))
         return convert.inventory_to_pb(taken.inventory)
+
+
+def _together(acks: list[AnnounceAck]) -> Iterator[AnnounceAck]:
+    """What was accepted shares one message; a refusal is about one request and travels alone."""
+    accepted = [ack for ack in acks if ack.refused is None]
+    if accepted:
+        yield replace(accepted[0], behind=tuple(ack.key for ack in accepted[1:]))
+    yield from (ack for ack in acks if ack.refused is not None)
 
 
 class DigestService(digest_pb2_grpc.StageDigestServicer):

@@ -1,8 +1,8 @@
-"""StageControl: joining a formation, ending it, draining.
+"""StageControl: joining a formation, leaving it, draining.
 
 Owns the order of a join: fence and install the plan in the core, wait until the executor has let go
 of the earlier formation, load what changed, form the link, begin. One join at a time; every wait has
-the plan's remaining deadline.
+the plan's remaining deadline. Owns the way out, too: `leave`, whoever ended the formation.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from wavepp_proto.runtime.logs import get_log
 from wavepp_proto.terms import Fence, JoinPlan, JoinReply
 from wavepp_proto.v1 import control_pb2 as pb
 from wavepp_proto.v1 import control_pb2_grpc
-from wavepp_stage.core.events import FormationEnd, FormationEnded, JoinAsked
+from wavepp_stage.core.events import FormationEnd, JoinAsked
 from wavepp_stage.engine.base import EngineFacts, EnginePlan, LinkPlan, StageEngine
-from wavepp_stage.runtime.core_shell import CoreShell
+from wavepp_stage.runtime.core_shell import CoreShell, ended_formation
 from wavepp_stage.runtime.engines import Equipment, engine_plan, link_plan, make_link
 from wavepp_stage.runtime.executor import Executor
 from wavepp_stage.runtime.grpc_link import LinkHub
@@ -47,7 +47,10 @@ class ControlService(control_pb2_grpc.StageControlServicer):
         self._hub = hub
         self._advertise_host = advertise_host
         self._drain = drain
-        self._joining = asyncio.Lock()
+        self.joining = asyncio.Lock()
+        """Held while this daemon's place in the pipeline changes: by a join, or by becoming somebody new."""
+        self.on_begin: Callable[[JoinPlan], None] = lambda plan: None
+        self.on_leave: Callable[[], None] = lambda: None
         self._loaded: EnginePlan | None = None
         self.facts: EngineFacts | None = None
         self.plan: JoinPlan | None = None
@@ -71,7 +74,7 @@ class ControlService(control_pb2_grpc.StageControlServicer):
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:
         try:
             plan = convert.join_plan_from_pb(request)
-            async with asyncio.timeout(plan.deadline_ms / 1000), self._joining:
+            async with asyncio.timeout(plan.deadline_ms / 1000), self.joining:
                 return convert.join_reply_to_pb(await self._join(plan))
         except TimeoutError:
             error = JoinRefused(
@@ -91,8 +94,7 @@ class ControlService(control_pb2_grpc.StageControlServicer):
     async def _join(self, plan: JoinPlan) -> JoinReply:
         self._check(plan)
         self._core.post(JoinAsked(plan, time.monotonic()))
-        self._leave()
-        await asyncio.wrap_future(self._executor.end())
+        await self.leave()
         facts = await self.load(engine_plan(plan, self._settings.model), lambda done, total: None)
         formation = plan.fence.formation
         timeouts = (plan.deadline_ms / 1000, limits.WAVE_TIMEOUT_MS / 1000)
@@ -114,6 +116,7 @@ class ControlService(control_pb2_grpc.StageControlServicer):
         self._executor.begin(plan, link, facts.hidden)
         self.plan = plan
         self.idle.clear()
+        self.on_begin(plan)
         log.info("formation joined", formation=formation, stage=plan.key.stage, link=plan.link.value)
         return JoinReply(
             fence=plan.fence,
@@ -126,6 +129,8 @@ class ControlService(control_pb2_grpc.StageControlServicer):
             capacity=self._core.read(lambda machine: machine.capacity()),
             device=facts.device,
             loaded_layers=facts.loaded_layers,
+            state_slots=plan.state_slots,
+            bytes_per_state=facts.bytes_per_state,
         )
 
     def _check(self, plan: JoinPlan) -> None:
@@ -143,9 +148,15 @@ class ControlService(control_pb2_grpc.StageControlServicer):
             band = f"{plan.first_layer}:{plan.last_layer}"
             raise JoinRefused(f"band {band} is not in the model", field="band", value=band, limit=f"0:{mine.layers}")
 
-    def _leave(self) -> None:
-        self.plan = None
+    def leave(self) -> asyncio.Future[None]:
+        """The core has ended the formation: stop serving it, at once. The answer comes when no wave and no copy
+        of it can touch a block any more; EngineFault if a copy hangs."""
+        left, self.plan = self.plan, None
         self.idle.set()
+        if left is not None:
+            self.on_leave()
+        # Shielded: whoever stops waiting must not take the end away from the others who wait.
+        return asyncio.shield(asyncio.wrap_future(self._executor.end()))
 
     async def EndFormation(self, request: pb.EndFormationRequest, context: Context) -> pb.EndFormationResponse:
         try:
@@ -158,10 +169,10 @@ class ControlService(control_pb2_grpc.StageControlServicer):
     async def end_formation(self, fence: Fence, why: str) -> None:
         """End the formation that `fence` names, if it is still the present one."""
         actions = self._core.post(FormationEnd(fence, time.monotonic()))
-        if any(isinstance(action, FormationEnded) for action in actions):
-            self._leave()
+        if ended_formation(actions):
+            stopped = self.leave()
             log.info("formation ended", formation=fence.formation, cause=why)
-            await asyncio.wrap_future(self._executor.end())
+            await stopped
 
     async def DrainStage(self, request: pb.DrainStageRequest, context: Context) -> pb.DrainStageResponse:
         try:

@@ -9,15 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import secrets
 import sys
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from wavepp_proto import __version__, limits
-from wavepp_proto.errors import StaleMessage
 from wavepp_proto.runtime.channels import advertise_address, bind_server, new_server, parse_address
 from wavepp_proto.runtime.logs import get_log
 from wavepp_proto.runtime.loop_probe import probe_loop
@@ -26,7 +25,7 @@ from wavepp_proto.runtime.reflection import serve_reflection
 from wavepp_proto.runtime.registrar import Registrar
 from wavepp_proto.runtime.store import MembershipStore
 from wavepp_proto.runtime.tracing import Tracer, TraceSettings
-from wavepp_proto.terms import Fence, Incarnation, MemberRecord, WaveReport
+from wavepp_proto.terms import CacheGroup, Incarnation, MemberRecord
 from wavepp_proto.v1 import (
     admission_pb2,
     admission_pb2_grpc,
@@ -41,13 +40,16 @@ from wavepp_stage.core.machine import StageMachine
 from wavepp_stage.engine.base import EnginePlan
 from wavepp_stage.runtime.admission_service import AdmissionService, DigestService
 from wavepp_stage.runtime.control_service import ControlService
+from wavepp_stage.runtime.copier import Copier
 from wavepp_stage.runtime.core_shell import CoreShell
 from wavepp_stage.runtime.engines import equip
 from wavepp_stage.runtime.execution_service import ExecutionService
 from wavepp_stage.runtime.executor import Executor
 from wavepp_stage.runtime.grpc_link import LinkHub
 from wavepp_stage.runtime.observability import Observer
+from wavepp_stage.runtime.report_log import wave_report
 from wavepp_stage.runtime.running_formation import Report
+from wavepp_stage.runtime.self_fence import SelfFence, new_incarnation
 from wavepp_stage.runtime.settings import StageSettings
 
 log = get_log("wavepp.stage")
@@ -59,7 +61,7 @@ SERVED = (admission_pb2, digest_pb2, execution_pb2, control_pb2, health_pb2)
 
 
 class StageDaemon:
-    """One incarnation of one stage. `start` then `close`, or `run` for both."""
+    """One process of one stage, under one incarnation after another. `start` then `close`, or `run` for both."""
 
     def __init__(
         self,
@@ -69,12 +71,12 @@ class StageDaemon:
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         self.settings = settings
-        self.incarnation = Incarnation(secrets.randbits(62) | 1)
+        self.incarnation = new_incarnation()
         self._store = store
         self._tracer = tracer or Tracer(TraceSettings("wavepp-stage"))
         self._progress = progress
         self._draining = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Future[None]] = set()
         self.address = ""
 
     async def run(self, stop: asyncio.Event, drain_s: float = 10.0) -> None:
@@ -104,25 +106,29 @@ class StageDaemon:
         # the engine: built off the loop (imports take seconds), loaded on its own thread
         self.equipment = await asyncio.to_thread(equip, settings, host)
         self.core = CoreShell(StageMachine(self.incarnation), self._digest_changed)
-        self.observer = Observer(self.core, self._tracer, settings.key, lambda: self.control.plan is not None)
-        self.executor = Executor(self.core, self.equipment.engine, self._reported, f"executor-{settings.stage}")
+        engine = self.equipment.engine
+        self.copier = Copier(self.core, engine, f"copier-{settings.stage}")
+        self.core.start_copies = self.copier.start
+        self.executor = Executor(self.core, engine, self.copier, self._reported, f"executor-{settings.stage}")
         self._hub = LinkHub(self.incarnation)
         self.control = ControlService(
             settings, self.equipment, self.core, self.executor, self._hub, host, self._drain_future
         )
+        self.observer = Observer(
+            self.core, self.copier, self._tracer, settings.key, lambda: self.control.plan is not None
+        )
+        self.fence = SelfFence(self.core, self.control, self._reborn)
         first, last = settings.band(self.equipment.model.layers)
         await self.control.load(self._first_plan(first, last), self._progress)
 
         # the server
-        self.execution = ExecutionService(
-            self.core, self.executor, self._standing, self._orphaned, lambda: self._draining,
-            self.observer.take_loop_delay_us,
-        )  # fmt: skip
+        self.execution = ExecutionService(self.core, self.executor, self.observer, lambda: self._draining)
+        self.control.on_begin, self.control.on_leave = self.execution.begin, self.execution.end
         self.digests = DigestService(self.core)
         self._health = health.aio.HealthServicer()
         self._server = new_server()
         admission_pb2_grpc.add_StageAdmissionServicer_to_server(
-            AdmissionService(self.core, self.observer), self._server
+            AdmissionService(self.core, self.observer, self._superseded), self._server
         )
         digest_pb2_grpc.add_StageDigestServicer_to_server(self.digests, self._server)
         execution_pb2_grpc.add_StageExecutionServicer_to_server(self.execution, self._server)
@@ -151,12 +157,17 @@ class StageDaemon:
         return EnginePlan(
             settings.model, settings.stage, settings.stages, first, last,
             settings.block_tokens, settings.pool_blocks, settings.wave_tokens, settings.lanes,
+            settings.host_pool_blocks, self._state_slots(first, last),
         )  # fmt: skip
+
+    def _state_slots(self, first: int, last: int) -> int:
+        """Slots are for recurrent layers: 0 where the band has none."""
+        recurrent = CacheGroup.RECURRENT in self.equipment.model.groups_of(first, last)
+        return self.settings.state_slots if recurrent else 0
 
     def _member_record(self, first: int, last: int) -> MemberRecord:
         settings = self.settings
-        facts = self.control.facts
-        assert facts is not None
+        model = self.equipment.model
         return MemberRecord(
             cluster=settings.cluster,
             key=settings.key,
@@ -166,14 +177,15 @@ class StageDaemon:
             address=self.address,
             link_address=self.equipment.link_address,
             engine=self.equipment.engine.name,
-            model=self.equipment.model,
+            model=model,
             first_layer=first,
             last_layer=last,
             block_tokens=settings.block_tokens,
             pool_blocks=settings.pool_blocks,
-            host_pool_blocks=0,
+            host_pool_blocks=settings.host_pool_blocks,
             protocol=limits.PROTOCOL_VERSION,
-            groups=facts.groups,
+            groups=model.groups_of(first, last),
+            state_slots=self._state_slots(first, last),
             pid=os.getpid(),
             version=__version__,
         )
@@ -196,10 +208,12 @@ class StageDaemon:
         self.address = ""
         await self._health.enter_graceful_shutdown()
         await self._registrar.close()
+        self.fence.close()
         for task in self._tasks:
             task.cancel()
         await self._server.stop(0.2)
         await self.observer.close()
+        self.execution.end()
         self.executor.close()
         await asyncio.to_thread(self.executor.join, 5.0)
         log.info("closed", stage=self.settings.stage)
@@ -221,37 +235,28 @@ class StageDaemon:
     def _send_report(self, report: Report) -> None:
         self.observer.reported(report)
         plan = self.control.plan
-        if plan is None or plan.fence.formation != report.formation:
-            return
-        done = report.done
-        fence = Fence(plan.fence.epoch, plan.fence.formation, self.incarnation, report.ordinal)
-        self.execution.send(
-            WaveReport(
-                fence=fence,
-                done=done is not None,
-                void_bitmap=done.void_bitmap if done else 0,
-                running_hash=done.running_hash if done else b"",
-                times=report.times,
-                results=done.results if done else (),
-                faults=done.faults if done else (),
-                capacity=done.capacity if done else None,
-                error=report.error,
-            )
-        )
+        if plan is not None and plan.fence.formation == report.formation:
+            self.execution.send(wave_report(plan, report))
 
-    def _standing(self) -> tuple[Fence, int, int]:
+    def _superseded(self, formation: int) -> None:
+        """A newer authority took over: nothing of its predecessor's formation goes on."""
         plan = self.control.plan
-        if plan is None:
-            raise StaleMessage("this daemon serves no formation", field="formation", value="none")
-        return plan.fence, plan.heartbeat_ms, plan.silence_ms
+        if plan is not None and plan.fence.formation == formation:
+            log.info("formation ended", formation=formation, cause="another controller leads")
+            self._keep(self.control.leave())
 
-    def _orphaned(self, fence: Fence, why: str) -> None:
-        """The controller's stream is gone: nothing of its formation may stay held here."""
-        plan = self.control.plan
-        if plan is not None and plan.fence == fence:
-            self._spawn(self.control.end_formation(fence, why), "end-orphaned")
+    def _reborn(self, incarnation: Incarnation) -> None:
+        """Everybody who shows the incarnation shows the new one; the controller learns it from the record."""
+        self.observer.fenced()
+        self.incarnation = self._hub.incarnation = incarnation
+        self.digests.notify()  # its reader speaks to who we were
+        if hasattr(self, "record"):
+            self.record = replace(self.record, incarnation=incarnation)
+            self._registrar.update(self.record)
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.create_task(work, name=name)
+        self._keep(asyncio.create_task(work, name=name))
+
+    def _keep(self, task: asyncio.Future[None]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

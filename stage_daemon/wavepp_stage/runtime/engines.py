@@ -56,6 +56,8 @@ def engine_plan(plan: JoinPlan, model: str) -> EnginePlan:
         pool_blocks=plan.pool_blocks,
         wave_tokens=plan.wave_tokens,
         lanes=plan.lanes,
+        host_pool_blocks=plan.host_pool_blocks,
+        state_slots=plan.state_slots,
     )
 
 

@@ -3,7 +3,7 @@
 Owns wave execution in ordinal order, materialising ahead while activations travel, and the time
 split of every wave. Does not own the cache (core_shell.py), the link's own thread, or gRPC: reports
 leave through a callback that must not block. Admission never waits for this thread, nor it for
-admission. It waits on ONE condition: activation arrived | something to materialise | job | end.
+admission. It waits on ONE condition: activation arrived | something to materialise | copies ended | job | end.
 """
 
 from __future__ import annotations
@@ -18,29 +18,43 @@ from typing import Any, TypeVar
 
 from wavepp_proto.errors import EngineFault, LinkFault, RowVoided, StaleMessage, WaveppError
 from wavepp_proto.terms import ErrorInfo, JoinPlan, RowFault, WaveCommand, WaveOrdinal
-from wavepp_stage.core.events import ExecutorStopped, PrepareWave, WaveDone, WavePrepared, WaveRetired
+from wavepp_stage.core.events import ExecutorStopped, PrepareWave, WaveDone, WavePrepared, WaveRetired, WaveWaits
 from wavepp_stage.core.work import WaveWork
 from wavepp_stage.engine.base import ActivationLink, Payload, StageEngine, WaveHeader, WaveOutcome
+from wavepp_stage.runtime.copier import Copier
 from wavepp_stage.runtime.core_shell import CoreShell
 from wavepp_stage.runtime.running_formation import POSTED_RECEIVES, Report, RunningFormation, Stopwatch
 
 T = TypeVar("T")
 
+COPIER_CLOSE_S = 5.0
+"""Longest wait for a copy under way before the engine is closed under it."""
+
 
 class Executor:
     """One thread, one engine. All public methods may be called from any thread and do not block."""
 
-    def __init__(self, core: CoreShell, engine: StageEngine, report: Callable[[Report], None], name: str) -> None:
+    def __init__(
+        self, core: CoreShell, engine: StageEngine, copier: Copier, report: Callable[[Report], None], name: str
+    ) -> None:
         self._core = core
         self._engine = engine
+        self._copier = copier
         self._report = report
         self._condition = threading.Condition()
         self._jobs: deque[tuple[Callable[[StageEngine], Any], Future[Any]]] = deque()
         self._formation: RunningFormation | None = None
         self._ending: list[tuple[RunningFormation, Future[None]]] = []
+        self._ended: Future[None] = Future()
+        self._ended.set_result(None)
+        self._hung: RunningFormation | None = None
+        """An ended formation whose copies did not end in time."""
         self._closing = False
         self.executing: WaveOrdinal | None = None
         self._watch = Stopwatch()
+        self._copies_ended = 0
+        """Lots that have ended: a wave that waits for copies is prepared again when this moves."""
+        copier.on_ended = self._copy_ended
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
 
@@ -64,13 +78,15 @@ class Executor:
             self._condition.notify()
 
     def end(self) -> Future[None]:
-        """Drop queued waves and abandon the link; done when no wave can touch a block any more."""
-        done: Future[None] = Future()
+        """Drop queued waves and abandon the link; done when no wave and no copy can touch a block any more.
+
+        Without a formation, the same answer as the last time; one whose copies hung is looked at again."""
         with self._condition:
-            formation, self._formation = self._formation, None
+            formation, self._formation = self._formation or self._hung, None
             if formation is None:
-                done.set_result(None)
-                return done
+                return self._ended
+            self._hung = None
+            done = self._ended = Future()
             self._ending.append((formation, done))
             self._condition.notify()
         if formation.link is not None:
@@ -104,6 +120,13 @@ class Executor:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    # --- called by the copy thread ----------------------------------------------------------------
+
+    def _copy_ended(self) -> None:
+        with self._condition:
+            self._copies_ended += 1
+            self._condition.notify()
+
     # --- called by the link's thread (LinkListener, bound to one formation) -----------------------
 
     def listener(self, formation: int) -> _Listener:
@@ -131,6 +154,7 @@ class Executor:
             if step is None:
                 break
             step()
+        self._copier.close(COPIER_CLOSE_S)
         self._engine.close()
 
     def _next_step(self) -> Callable[[], None] | None:
@@ -153,7 +177,7 @@ class Executor:
                     if current.runnable():
                         self._watch.charge("activation")
                         return lambda: self._run_wave(current)
-                    command = current.unprepared() if current.fault is None else None
+                    command = current.unprepared(self._copies_ended) if current.fault is None else None
                     if command is not None:
                         return lambda: self._prepare(current, command)
                 cause = self._waiting_for(current)
@@ -163,7 +187,7 @@ class Executor:
     def _waiting_for(self, current: RunningFormation | None) -> str:
         if current is None or not current.queue:
             return "admission" if self._core.read(lambda machine: machine.unadmitted_requests) else "idle"
-        return "activation"
+        return "activation" if current.queue[0].ordinal in current.prepared else "preparing"
 
     def _run_job(self, job: Callable[[StageEngine], Any], future: Future[Any]) -> None:
         if not future.set_running_or_notify_cancel():
@@ -178,9 +202,15 @@ class Executor:
 
     def _prepare(self, current: RunningFormation, command: WaveCommand) -> None:
         formation = current.plan.fence.formation
-        prepared = self._only(PrepareWave(command.ordinal, time.monotonic(), formation), WavePrepared, current)
-        if prepared is not None:
-            current.prepared[command.ordinal] = prepared
+        # Read before the core is asked: a copy that ends in between must not be waited for.
+        copies_ended = self._copies_ended
+        answer = self._only(
+            PrepareWave(command.ordinal, time.monotonic(), formation), (WavePrepared, WaveWaits), current
+        )
+        if isinstance(answer, WavePrepared):
+            current.prepared[command.ordinal] = answer
+        elif answer is not None:
+            current.waits_since = copies_ended
         self._watch.charge("preparing")
 
     def _run_wave(self, current: RunningFormation) -> None:
@@ -193,7 +223,7 @@ class Executor:
             work, outcome, void, faults = self._compute(current, prepared)
             compute_s = time.perf_counter() - started
             event = WaveRetired(command.ordinal, void, faults, outcome.results, time.monotonic(), formation)
-            done = self._only(event, WaveDone, current)
+            done = self._only(event, (WaveDone,), current)
             if current.link is not None and not current.last and done is not None:
                 current.link.send(_header(work, done.void_bitmap, current.hidden), outcome.payload)
         except Exception as error:  # any engine or link fault ends the formation, never the daemon
@@ -234,7 +264,9 @@ class Executor:
             void |= 1 << index
         return work, outcome, void, faults
 
-    def _only(self, event: PrepareWave | WaveRetired, kind: type[T], current: RunningFormation) -> T | None:
+    def _only(
+        self, event: PrepareWave | WaveRetired, kinds: tuple[type[T], ...], current: RunningFormation
+    ) -> T | None:
         """Post an executor event; a core that refuses it (the formation ended) is not an error here."""
         try:
             actions = self._core.post(event)
@@ -242,7 +274,7 @@ class Executor:
             with self._condition:
                 current.fault = current.fault or error.info()
             return None
-        return next((action for action in actions if isinstance(action, kind)), None)
+        return next((action for action in actions if isinstance(action, kinds)), None)
 
     def _post_receives(self, current: RunningFormation) -> None:
         """Post receives for the waves at the head of the queue; the condition is held."""
@@ -261,10 +293,19 @@ class Executor:
         self._report(Report(formation, ordinal, work, None, times, started_ns or now, now, current.fault))
 
     def _finish_formation(self, formation: RunningFormation, done: Future[None]) -> None:
-        """No wave of `formation` runs any more: quarantined blocks may be used again."""
-        self._core.post(ExecutorStopped(formation.plan.fence.formation, time.monotonic()))
-        if done.set_running_or_notify_cancel():
-            done.set_result(None)
+        """No wave of `formation` runs any more and its copies are complete: quarantined blocks may be used again."""
+        try:
+            self._copier.drain()
+            self._core.post(ExecutorStopped(formation.plan.fence.formation, time.monotonic()))
+        except WaveppError as error:
+            # What hangs may still write: the blocks stay in quarantine, and no new formation begins on them.
+            with self._condition:
+                self._hung = formation
+            if done.set_running_or_notify_cancel():
+                done.set_exception(error)
+        else:
+            if done.set_running_or_notify_cancel():
+                done.set_result(None)
 
 
 class _Listener:

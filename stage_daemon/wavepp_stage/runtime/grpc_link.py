@@ -145,7 +145,8 @@ class LinkHub(execution_pb2_grpc.StageLinkServicer):
     """Receives frames for whichever link of this daemon they belong to."""
 
     def __init__(self, incarnation: Incarnation) -> None:
-        self._incarnation = incarnation
+        self.incarnation = incarnation
+        """Whom frames must be meant for."""
         self._links: dict[tuple[int, int], GrpcLink] = {}
         self._kept: set[asyncio.Future[None]] = set()
 
@@ -183,7 +184,7 @@ class LinkHub(execution_pb2_grpc.StageLinkServicer):
 
     def _link_of(self, frame: pb.ActivationFrame) -> GrpcLink:
         fence = frame.fence
-        if fence.incarnation != self._incarnation:
+        if fence.incarnation != self.incarnation:
             raise StaleMessage("activations for another incarnation", field="incarnation", value=fence.incarnation)
         link = self._links.get((fence.epoch, fence.formation))
         if link is None:

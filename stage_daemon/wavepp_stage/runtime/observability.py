@@ -18,6 +18,7 @@ from grpc_health.v1 import health, health_pb2
 from wavepp_proto.runtime.logs import get_log
 from wavepp_proto.runtime.tracing import Tracer
 from wavepp_proto.terms import DaemonKey, StageTimes, VoteOutcome, Votes
+from wavepp_stage.runtime.copier import Copier
 from wavepp_stage.runtime.core_shell import CoreShell
 from wavepp_stage.runtime.running_formation import Report
 from wavepp_stage.runtime.spans import record_prepares, record_wave
@@ -37,12 +38,17 @@ GLOO_LINK: Final = "wavepp_stage.engine.torch.gloo_link"
 class Observer:
     """One per daemon."""
 
-    def __init__(self, core: CoreShell, tracer: Tracer, key: DaemonKey, serving: Callable[[], bool]) -> None:
+    def __init__(
+        self, core: CoreShell, copier: Copier, tracer: Tracer, key: DaemonKey, serving: Callable[[], bool]
+    ) -> None:
         """`serving` says whether a formation is served; callable from any thread."""
         self._core = core
+        self._copier = copier
         self._tracer = tracer
         self._key = key
         self._serving = serving
+        self._self_fences = 0
+        self._resumed_streams = 0
         # Every key is there from the start: a scrape copies these dicts while the loop counts.
         self._votes = {outcome.value: 0 for outcome in VoteOutcome}
         self._waves = {"done": 0, "failed": 0}
@@ -102,6 +108,14 @@ class Observer:
             self._votes[vote.outcome.value] += 1
         record_prepares(self._tracer, self._core, self._key.stage, votes, started_ns, ended_ns)
 
+    def fenced(self) -> None:
+        """This daemon fenced itself, and is somebody new."""
+        self._self_fences += 1
+
+    def resumed(self) -> None:
+        """The controller opened its wave stream again, within a formation."""
+        self._resumed_streams += 1
+
     def loop_delayed(self, seconds: float) -> None:
         self._worst_delay_s = max(self._worst_delay_s, seconds)
         if self._metrics is not None:
@@ -134,6 +148,11 @@ class Observer:
             escrowed_blocks=census.escrowed,
             evicted_blocks=census.evicted,
             abandoned_links=_abandoned_links(),
+            copied_blocks=dict(self._copier.blocks),
+            copy_s=dict(self._copier.seconds),
+            failed_copies=self._copier.failed_lots,
+            self_fences=self._self_fences,
+            resumed_streams=self._resumed_streams,
         )  # fmt: skip
         return figures, self._tracer.stats()
 

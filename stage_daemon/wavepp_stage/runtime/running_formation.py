@@ -51,6 +51,8 @@ class RunningFormation:
     arrived: dict[int, tuple[WaveHeader, Payload]] = field(default_factory=dict)
     posted: int = 0
     """Waves at the head of the queue whose receive is posted or complete."""
+    waits_since: int | None = None
+    """Copies that had ended when the next wave was found to wait for more; None while it waits for none."""
     fault: ErrorInfo | None = None
     fault_reported: bool = False
 
@@ -62,9 +64,9 @@ class RunningFormation:
     def last(self) -> bool:
         return self.plan.key.stage == self.plan.stages - 1
 
-    def unprepared(self) -> WaveCommand | None:
-        """The next wave worth materialising ahead, if any."""
-        if len(self.prepared) >= MATERIALISE_AHEAD + 1:
+    def unprepared(self, copies_ended: int) -> WaveCommand | None:
+        """The next wave worth materialising ahead, if any; none while it would still wait for its copies."""
+        if len(self.prepared) >= MATERIALISE_AHEAD + 1 or copies_ended == self.waits_since:
             return None
         return next((command for command in self.queue if command.ordinal not in self.prepared), None)
 

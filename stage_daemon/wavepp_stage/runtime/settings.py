@@ -28,6 +28,10 @@ class StageSettings:
     """Band [first, last); None splits the model evenly over the stages."""
     block_tokens: int = 64
     pool_blocks: int = 1024
+    host_pool_blocks: int = 0
+    """Blocks of the host tier; 0 = none."""
+    state_slots: int = 64
+    """Slots for recurrent states, where the band has recurrent layers: one a running request, the rest snapshots."""
     wave_tokens: int = 16_384
     lanes: int = limits.MAX_LANES
     listen: str = "127.0.0.1:0"
@@ -47,6 +51,8 @@ class StageSettings:
         _between("stage", self.stage, 0, self.stages - 1)
         _between("block_tokens", self.block_tokens, 1, limits.MAX_BLOCK_TOKENS)
         _between("pool_blocks", self.pool_blocks, 1, limits.MAX_POOL_BLOCKS)
+        _between("host_pool_blocks", self.host_pool_blocks, 0, limits.MAX_POOL_BLOCKS)
+        _between("state_slots", self.state_slots, 1, limits.MAX_STATE_SLOTS)
         _between("wave_tokens", self.wave_tokens, self.block_tokens, 1 << 24)
         _between("lanes", self.lanes, 1, limits.MAX_LANES)
         if self.engine not in ENGINES:
