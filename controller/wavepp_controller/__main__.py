@@ -34,6 +34,13 @@ def command(
     queue_requests: Annotated[
         int, typer.Option("--queue-requests", envvar="WAVEPP_QUEUE_REQUESTS", help="Most waiting requests.")
     ] = 1024,
+    headroom_blocks: opt.HeadroomBlocks = None,
+    snapshot_tokens: opt.SnapshotTokens = 8192,
+    share_tokens: opt.ShareTokens = None,
+    inventory_ms: Annotated[
+        int,
+        typer.Option("--inventory-ms", envvar="WAVEPP_INVENTORY_MS", help="Between two comparisons of holds."),
+    ] = 5_000,
     etcd_user: opt.EtcdUser = "",
     etcd_password_file: opt.EtcdPasswordFile = None,
     etcd_ca: opt.EtcdCa = None,
@@ -62,7 +69,8 @@ def command(
         configure(log_level, log_json, role="controller")
         config = ControllerConfig(
             wave_tokens=wave_tokens, policy=policy, link=opt.link_kind(link) if link else None, silence_ms=silence_ms,
-            max_queued_requests=queue_requests,
+            max_queued_requests=queue_requests, floor_blocks=headroom_blocks, snapshot_tokens=snapshot_tokens,
+            share_tokens=share_tokens, inventory_ms=inventory_ms,
         )  # fmt: skip
         settings = ControllerSettings(
             config=config, cluster=cluster, listen=listen, advertise=advertise,

@@ -1,8 +1,9 @@
 """One daemon in one formation, as the controller reaches it.
 
 Owns the channel and the four long-lived streams (Announce, PinReserve, RunWaves, Watch) from join to
-the end of the formation; everything heard becomes an event. The first stream that breaks, and only
-the first, posts StreamLost. Nothing here decides anything.
+the end of the formation; everything heard becomes an event. The first stream that breaks, and only the
+first, posts StreamLost; `reopen` opens them again on the same channel. Decides nothing but one thing:
+whether what ended a stream leaves anything to resume.
 """
 
 from __future__ import annotations
@@ -21,15 +22,27 @@ from wavepp_controller.core.events import (
     Event,
     ReportArrived,
     StreamLost,
+    StreamsReopened,
     VotesArrived,
 )
 from wavepp_controller.runtime.report_merger import ReportMerger
+from wavepp_controller.runtime.stream_endings import StreamEnding, is_refused, judge
 from wavepp_proto import convert, limits
-from wavepp_proto.errors import ControllerUnavailable, FormationEnded, JoinRefused, StageLost, WaveppError
+from wavepp_proto.errors import FormationEnded, JoinRefused, StageLost, WaveppError
 from wavepp_proto.runtime.channels import ClientSecurity, open_channel
 from wavepp_proto.runtime.logs import get_log
 from wavepp_proto.runtime.streams import converse
-from wavepp_proto.terms import ErrorInfo, Fence, Heartbeat, Inventory, JoinPlan, JoinReply, Round, WaveReport
+from wavepp_proto.terms import (
+    ErrorInfo,
+    Fence,
+    Heartbeat,
+    Inventory,
+    JoinPlan,
+    JoinReply,
+    Round,
+    WaveOrdinal,
+    WaveReport,
+)
 from wavepp_proto.v1 import (
     admission_pb2,
     admission_pb2_grpc,
@@ -49,24 +62,47 @@ END_DEADLINE_S = 1.0
 
 GATHER_S = 0.004
 """Time to the next announcement, for each frame in the last: the denser they come, the more go together."""
+REOPEN_PAUSE_S = 0.1
+"""Between two tries to open broken streams again; the core ends them when the daemon is silent for too long."""
 MOST_GATHERS = 4
 """So no announcement waits longer than 16 ms, and the first after a pause leaves at once."""
 
 
 class DaemonLink:
-    """Streams to one incarnation. `join`, then `serve`; `close` at any time."""
+    """Streams to one incarnation. `join`, then `serve`; `reopen` after a loss; `close` at any time."""
 
-    def __init__(self, plan: JoinPlan, address: str, security: ClientSecurity, post: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        plan: JoinPlan,
+        address: str,
+        security: ClientSecurity,
+        post: Callable[[Event], None],
+        reported_wave: Callable[[], WaveOrdinal] = lambda: WaveOrdinal(0),
+    ) -> None:
+        """`reported_wave` gives the last wave whose report the core has taken from this daemon."""
         self.plan = plan
+        self._address = address
         self._post = post
+        self._reported_wave = reported_wave
         self._channel = open_channel(address, security)
+        self._new_queues()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._watch: asyncio.Task[None] | None = None
+        self._reopening: asyncio.Task[None] | None = None
+        self._opening: asyncio.Future[StreamEnding | None] | None = None
+        """While streams are being opened again: how that ended, None for the daemon's answer."""
+        self._lost = False
+        """A stream has ended: nothing is heard or sent until the streams are open again."""
+        self._closed = False
+        self._beats = 0
+        self._acknowledged = WaveOrdinal(0)
+        """What the daemon was last told that we have."""
+
+    def _new_queues(self) -> None:
+        """Nothing that was meant for broken streams goes out on new ones: the core says it again."""
         self._announces: asyncio.Queue[bytes] = asyncio.Queue()
         self._rounds: asyncio.Queue[admission_pb2.Round] = asyncio.Queue()
         self._waves: asyncio.Queue[execution_pb2.WaveRequest] = asyncio.Queue()
-        self._tasks: list[asyncio.Task[None]] = []
-        self._watch: asyncio.Task[None] | None = None
-        self._lost = False
-        self._closed = False
 
     async def join(self) -> JoinReply:
         """Inventory first (it installs the epoch and fences the controller before us), then Join."""
@@ -97,30 +133,83 @@ class DaemonLink:
 
     def serve(self) -> None:
         """Open all streams; whatever they say is posted from now on."""
-        self._start(self._run_announces(), "announce")
-        self._start(self._run_rounds(), "rounds")
-        self._start(self._run_waves(), "waves")
-        self._start(self._beat(), "beat")
-        self.watch_digest()
+        self._open(WaveOrdinal(0))
+        self.watch_digest(0)
+
+    def reopen(self, reported_wave: WaveOrdinal) -> None:
+        """Open all streams but the digest's again; the daemon reports every wave after `reported_wave` anew.
+
+        Posts StreamsReopened once the daemon has answered, or StreamLost when there is nothing to resume; a
+        daemon that cannot be reached is tried until `close`."""
+        if self._reopening is not None:
+            self._reopening.cancel()
+        if not self._closed:
+            self._reopening = asyncio.create_task(self._reopen(reported_wave), name=f"reopen-{self.plan.key}")
 
     # --- sending ----------------------------------------------------------------------------------
 
     def announce(self, parts: list[bytes]) -> None:
         """Frames of one request, as `convert.announce_part` makes them."""
-        for part in parts:
-            self._announces.put_nowait(part)
+        if not self._lost:
+            for part in parts:
+                self._announces.put_nowait(part)
 
     def send_round(self, round_: Round) -> None:
-        self._rounds.put_nowait(convert.round_to_pb(round_))
+        if not self._lost:
+            self._rounds.put_nowait(convert.round_to_pb(round_))
 
     def send_wave(self, message: execution_pb2.WaveRequest) -> None:
-        self._waves.put_nowait(message)
+        if not self._lost:
+            self._waves.put_nowait(message)
 
-    def watch_digest(self) -> None:
-        """Ask for a snapshot and what follows; replaces an earlier watch."""
+    def watch_digest(self, from_seq: int) -> None:
+        """Ask for what follows `from_seq` (0: for a snapshot, and what follows); replaces an earlier watch."""
         if self._watch is not None:
             self._watch.cancel()
-        self._watch = self._start(self._run_digest(), "digest")
+        if not self._lost:
+            self._watch = self._start(self._run_digest(from_seq), "digest")
+
+    # --- opening ----------------------------------------------------------------------------------
+
+    def _open(self, reported_wave: WaveOrdinal) -> None:
+        """Start all streams but the digest's; the first word on RunWaves is a heartbeat."""
+        self._new_queues()
+        self._put_beat(reported_wave)
+        self._start(self._run_announces(), "announce")
+        self._start(self._run_rounds(), "rounds")
+        self._start(self._run_waves(), "waves")
+        self._start(self._beat(), "beat")
+
+    async def _reopen(self, reported_wave: WaveOrdinal) -> None:
+        while True:
+            await self._cancel_streams()
+            if await is_refused(self._address):
+                stage = self.plan.key.stage
+                error = StageLost(f"stage {stage} is gone: {self._address} refuses connections", stage=stage)
+                self._post_lost(StreamEnding(error.info(), resumable=False))
+                return
+            opening = self._opening = asyncio.get_running_loop().create_future()
+            self._open(reported_wave)
+            ending = await opening
+            if ending is None:
+                return
+            if not ending.resumable:
+                self._post_lost(ending)
+                return
+            await asyncio.sleep(REOPEN_PAUSE_S)
+
+    def _opened(self) -> None:
+        """The daemon has spoken on the new wave stream."""
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            opening.set_result(None)
+            self._lost = False
+            self._post(StreamsReopened(self.plan.key, self.plan.fence.formation, time.monotonic()))
+
+    async def _cancel_streams(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # --- streams ----------------------------------------------------------------------------------
 
@@ -151,65 +240,83 @@ class DaemonLink:
         stub = execution_pb2_grpc.StageExecutionStub(self._channel)
         merger = ReportMerger()
         async for message in converse(stub.RunWaves(), _drain(self._waves)):
+            self._opened()
             body: WaveReport | Heartbeat = convert.wave_response_from_pb(message)
-            if isinstance(body, WaveReport):
-                if (report := merger.add(body)) is not None:
-                    self._hear(ReportArrived(self.plan.key, report, time.monotonic()))
-            else:
+            if not isinstance(body, WaveReport):
                 self._hear(BeatArrived(self.plan.key, body, time.monotonic()))
+            elif (report := merger.add(body)) is not None:
+                self._hear(ReportArrived(self.plan.key, report, time.monotonic()))
+                self._acknowledge()
 
-    async def _run_digest(self) -> None:
+    async def _run_digest(self, from_seq: int) -> None:
         stub = digest_pb2_grpc.StageDigestStub(self._channel)
-        async for message in stub.Watch(convert.watch_digest_to_pb(self.plan.fence, 0)):
+        async for message in stub.Watch(convert.watch_digest_to_pb(self.plan.fence, from_seq)):
             self._hear(DigestArrived(self.plan.key, convert.digest_from_pb(message), time.monotonic()))
 
     async def _beat(self) -> None:
-        """Our own heartbeat: a daemon that does not hear it ends the formation by itself."""
-        fence = self.plan.fence
-        count = 0
+        """Our own heartbeat: a daemon that does not hear it fences itself."""
         while True:
-            count += 1
-            beat = Heartbeat(Fence(fence.epoch, fence.formation, fence.incarnation), count)
-            self._waves.put_nowait(convert.wave_request_to_pb(beat))
             await asyncio.sleep(self.plan.heartbeat_ms / 1000)
+            self._put_beat(self._reported_wave())
+
+    def _acknowledge(self) -> None:
+        """A daemon keeps its reports until it hears that we have them: say so once a ring at the latest."""
+        reported = self._reported_wave()
+        if reported >= self._acknowledged + 2 * self.plan.stages:
+            self._put_beat(reported)
+
+    def _put_beat(self, reported_wave: WaveOrdinal) -> None:
+        fence = self.plan.fence
+        self._beats += 1
+        self._acknowledged = reported_wave
+        beat = Heartbeat(
+            Fence(fence.epoch, fence.formation, fence.incarnation), self._beats, reported_wave=reported_wave
+        )
+        self._waves.put_nowait(convert.wave_request_to_pb(beat))
 
     def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(self._guard(work), name=f"{name}-{self.plan.key}")
-        self._tasks.append(task)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         return task
 
     async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
         """Turn the end of a stream, for whatever cause, into StreamLost."""
-        stage = self.plan.key.stage
+        cause: grpc.aio.AioRpcError | WaveppError | None = None
         try:
             await work
-            # it lives, and says that it heard nothing of us for too long: it may be asked again at once
-            error: WaveppError = FormationEnded(f"stage {stage} closed a stream", stage=stage)
-        except grpc.aio.AioRpcError as broken:
-            error = convert.error_from_rpc(broken)
-            if isinstance(error, ControllerUnavailable):
-                # the generic reading of UNAVAILABLE; here the peer is a stage
-                error = StageLost(f"stage {stage} is unreachable: {broken.details()}", stage=stage)
-        except WaveppError as refused:
-            error = refused
-        self._lose(error.info())
+        except (grpc.aio.AioRpcError, WaveppError) as error:
+            cause = error
+        self._ended(judge(self.plan.key.stage, cause))
 
     def _hear(self, event: Event) -> None:
         if not self._lost:
             self._post(event)
 
-    def _lose(self, error: ErrorInfo) -> None:
-        if self._lost:
-            return
+    def _ended(self, ending: StreamEnding) -> None:
+        """One stream has ended: the first word counts, the others share its fate."""
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            opening.set_result(ending)
+        elif not self._lost:
+            self._post_lost(ending)
+
+    def _post_lost(self, ending: StreamEnding) -> None:
         self._lost = True
-        fence = self.plan.fence
-        self._post(StreamLost(self.plan.key, fence.incarnation, fence.formation, error, time.monotonic()))
+        key, fence = self.plan.key, self.plan.fence
+        self._post(
+            StreamLost(
+                key, fence.incarnation, fence.formation, ending.error, time.monotonic(), resumable=ending.resumable
+            )
+        )
 
     # --- the end ----------------------------------------------------------------------------------
 
     async def end(self, fence: Fence, cause: ErrorInfo) -> None:
         """Tell the daemon that its formation ended (best effort, bounded), then close."""
         self._lost = True
+        if self._reopening is not None:
+            self._reopening.cancel()
         try:
             self._check_open()
             stub = control_pb2_grpc.StageControlStub(self._channel)
@@ -224,9 +331,9 @@ class DaemonLink:
     async def close(self) -> None:
         """Close every stream and the channel. Idempotent."""
         self._lost = self._closed = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._reopening is not None:
+            self._reopening.cancel()
+        await self._cancel_streams()
         await self._channel.close(0)
 
     def _check_open(self) -> None:

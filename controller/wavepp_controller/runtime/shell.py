@@ -143,9 +143,17 @@ class ControllerShell:
             case ev.EndFormation():
                 self._observer.formation_ended(action)
                 self._end_formation(action)
-            case ev.WatchAgain(key, _):
+            case ev.WatchAgain(key, _, from_seq):
                 if (link := self._links.get(key)) is not None:
-                    link.watch_digest()
+                    link.watch_digest(from_seq)
+            case ev.ReopenStreams(key, fence, reported_wave):
+                link = self._links.get(key)
+                if link is not None and link.plan.fence.formation == fence.formation:
+                    link.reopen(reported_wave)
+            case ev.AskInventory(key, fence):
+                link = self._links.get(key)
+                if link is not None and link.plan.fence.formation == fence.formation:
+                    self._spawn(self._take_inventory(link), f"inventory-{key}")
             case ev.RefuseReform(pipeline, error):
                 if (answer := self._reforms.get(pipeline)) is not None and not answer.done():
                     answer.set_result(from_info(error))
@@ -196,7 +204,7 @@ class ControllerShell:
 
     async def _join(self, plan: JoinPlan) -> None:
         address = next(peer.address for peer in plan.peers if peer.key == plan.key)
-        link = DaemonLink(plan, address, self._security, self.post)
+        link = DaemonLink(plan, address, self._security, self.post, lambda: self.machine.reported_wave(plan.key))
         before, self._links[plan.key] = self._links.get(plan.key), link
         if before is not None:
             await before.close()
@@ -225,6 +233,16 @@ class ControllerShell:
             ending = link.end(fence, action.cause) if fence is not None else link.close()
             self._spawn(ending, f"end-{key}")
 
+    async def _take_inventory(self, link: DaemonLink) -> None:
+        """One that does not come is no loss: the core asks again after a while."""
+        try:
+            inventory = await link.inventory()
+        except WaveppError as error:
+            log.debug("no inventory", stage=link.plan.key.stage, reason=error.reason, error=error.message)
+            return
+        if self._links.get(link.plan.key) is link:
+            self.post(ev.InventoryArrived(link.plan.key, inventory, time.monotonic()))
+
     async def _drop(self, link: DaemonLink) -> None:
         if self._links.get(link.plan.key) is link:
             del self._links[link.plan.key]
@@ -243,10 +261,13 @@ class ControllerShell:
                 self.failure.set_result(error)
 
     async def stand_down(self) -> None:
-        """Leadership is over: fail what is live and let go of every daemon, which then ends its formation."""
+        """Leadership is over: fail what is live and let go of every daemon.
+
+        They are told, so that none waits for our silence; where another controller leads, the fence refuses it."""
         self.post(ev.LeadershipLost(time.monotonic()))
         links, self._links = list(self._links.values()), {}
-        await asyncio.gather(*(link.close() for link in links))
+        cause = ControllerUnavailable("the controller does not lead any more").info()
+        await asyncio.gather(*(link.end(link.plan.fence, cause) for link in links))
 
     async def close(self) -> None:
         """Fail what is live, close every link. Idempotent."""
