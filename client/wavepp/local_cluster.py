@@ -86,21 +86,27 @@ class LocalCluster:
             await self.close()
             raise
 
-    async def start_controller(self) -> Child:
+    async def start_controller(self, listen: str | None = None) -> Child:
+        """Start (or start again) a controller, at the plan's address unless told another."""
         plan = self.plan
-        argv = ["wavepp_controller", *self._common(), "--listen", plan.listen]
+        argv = ["wavepp_controller", *self._common(), "--listen", listen or plan.listen]
         argv += ["--wave-tokens", str(plan.wave_tokens), "--silence-ms", str(plan.silence_ms)]
+        argv += ["--snapshot-tokens", str(plan.snapshot_tokens)]
+        for name, value in (("headroom-blocks", plan.headroom_blocks), ("share-tokens", plan.share_tokens)):
+            argv += [f"--{name}", str(value)] if value is not None else []
         if plan.link:
             argv += ["--link", plan.link]
         return await self._spawn("controller", argv)
 
-    async def start_stage(self, stage: int, listen: str = "127.0.0.1:0") -> Child:
-        """Start (or start again) one stage daemon."""
+    async def start_stage(self, stage: int, listen: str = "127.0.0.1:0", advertise: str | None = None) -> Child:
+        """Start (or start again) one stage daemon; `advertise` is where others reach it, if not at `listen`."""
         plan = self.plan
         argv = ["wavepp_stage", *self._common(), "--listen", listen, "--pipeline", plan.pipeline]
+        argv += ["--advertise", advertise] if advertise else []
         argv += ["--stage", str(stage), "--stages", str(plan.stages), "--model", plan.model, "--engine", plan.engine]
         argv += ["--block-tokens", str(plan.block_tokens), "--wave-tokens", str(plan.wave_tokens)]
-        argv += ["--pool-blocks", str(_of(plan.pool_blocks, stage)), "--device", plan.device, "--dtype", plan.dtype]
+        argv += ["--pool-blocks", _of(plan.pool_blocks, stage), "--host-pool-blocks", _of(plan.host_pool_blocks, stage)]
+        argv += ["--state-slots", _of(plan.state_slots, stage), "--device", plan.device, "--dtype", plan.dtype]
         if plan.layers:
             argv += ["--layers", _of(plan.layers, stage)]
         if plan.threads is not None:

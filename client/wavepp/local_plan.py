@@ -18,12 +18,17 @@ from wavepp_proto.runtime.options import link_kind
 
 @dataclass(frozen=True, slots=True)
 class LocalPlan:
-    """What to run. `pool_blocks` has one entry a stage, or one for all; `layers` one a stage, or none."""
+    """What to run. `pool_blocks`, `host_pool_blocks` and `state_slots` have one entry a stage, or one for all;
+    `layers` one a stage, or none."""
 
     model: str
     engine: str = "torch"
     stages: int = 4
     pool_blocks: Sequence[int] = (1024,)
+    host_pool_blocks: Sequence[int] = (0,)
+    """Blocks of the host tier; 0 = none."""
+    state_slots: Sequence[int] = (64,)
+    """Recurrent states, on stages whose layers have any."""
     layers: Sequence[str] = ()
     """Bands first:last, one a stage; empty splits evenly."""
     block_tokens: int = 64
@@ -44,6 +49,12 @@ class LocalPlan:
     otlp: str | None = None
     trace_sample: float = 1.0
     silence_ms: int = 1250
+    headroom_blocks: int | None = None
+    """Blocks of every pool that are promised to nobody; None leaves it to the controller."""
+    snapshot_tokens: int = 8192
+    """Between two periodic recurrent snapshots; 0 = none."""
+    share_tokens: int | None = None
+    """Least that waiting for another request's prefix must win (tokens); None leaves it to the controller."""
     log_level: str = "info"
     timeout_s: float = 120.0
     tls: Mapping[str, str] = field(default_factory=dict)
@@ -53,7 +64,9 @@ class LocalPlan:
         if self.engine == "torch" and not Path(self.model).is_dir():
             raise InvalidRequest(f"no model folder {self.model!r}", field="model", value=self.model)
         _between("stages", self.stages, limits.MAX_STAGES)
-        for name, counts in (("pool_blocks", (1, self.stages)), ("layers", (0, self.stages))):
+        each = {"pool_blocks": 1, "host_pool_blocks": 1, "state_slots": 1, "layers": 0}
+        for name, least in each.items():
+            counts = (least, self.stages)
             given = len(getattr(self, name))
             if given not in counts:
                 raise InvalidRequest(
@@ -61,15 +74,20 @@ class LocalPlan:
                 )
         for blocks in self.pool_blocks:
             _between("pool_blocks", blocks, limits.MAX_POOL_BLOCKS)
+        for blocks in self.host_pool_blocks:
+            _between("host_pool_blocks", blocks, limits.MAX_POOL_BLOCKS, least=0)
+        for slots in self.state_slots:
+            _between("state_slots", slots, limits.MAX_STATE_SLOTS)
         _check_bands(self.layers)
         if self.link is not None:
             link_kind(self.link)
         check_level(self.log_level)
 
 
-def _between(field: str, value: int, most: int) -> None:
-    if not 1 <= value <= most:
-        raise InvalidRequest(f"{field} {value} is not in 1..{most}", field=field, value=value, limit=f"1..{most}")
+def _between(field: str, value: int, most: int, least: int = 1) -> None:
+    if not least <= value <= most:
+        limit = f"{least}..{most}"
+        raise InvalidRequest(f"{field} {value} is not in {limit}", field=field, value=value, limit=limit)
 
 
 def _check_bands(layers: Sequence[str]) -> None:

@@ -38,6 +38,18 @@ def up(
     pool_blocks: Annotated[
         str, typer.Option("--pool-blocks", envvar="WAVEPP_POOL_BLOCKS", help="One number, or one for each stage: 9,8,7")
     ] = "1024",
+    host_pool_blocks: Annotated[
+        str,
+        typer.Option(
+            "--host-pool-blocks", envvar="WAVEPP_HOST_POOL_BLOCKS", help="Blocks of the host tier, as --pool-blocks."
+        ),
+    ] = "0",
+    state_slots: Annotated[
+        str,
+        typer.Option(
+            "--state-slots", envvar="WAVEPP_STATE_SLOTS", help="Recurrent states of hybrid models, as --pool-blocks."
+        ),
+    ] = "64",
     layers: Annotated[
         str, typer.Option("--layers", envvar="WAVEPP_LAYERS", help="Bands first:last,first:last...; even by default.")
     ] = "",
@@ -47,6 +59,9 @@ def up(
     wave_tokens: Annotated[
         int, typer.Option("--wave-tokens", envvar="WAVEPP_WAVE_TOKENS", help="Most tokens in one wave.")
     ] = 16_384,
+    headroom_blocks: opt.HeadroomBlocks = None,
+    snapshot_tokens: opt.SnapshotTokens = 8192,
+    share_tokens: opt.ShareTokens = None,
     link: Annotated[str | None, typer.Option("--link", envvar="WAVEPP_LINK", help="gloo, nccl or grpc.")] = None,
     device: Annotated[str, typer.Option("--device", envvar="WAVEPP_DEVICE", help="cpu or cuda:N.")] = "cpu",
     dtype: Annotated[
@@ -96,6 +111,9 @@ def up(
         plan = LocalPlan(
             model=model, engine=opt.engine_of(engine, model), stages=stages,
             pool_blocks=_numbers("pool_blocks", pool_blocks),
+            host_pool_blocks=_numbers("host_pool_blocks", host_pool_blocks),
+            state_slots=_numbers("state_slots", state_slots),
+            headroom_blocks=headroom_blocks, snapshot_tokens=snapshot_tokens, share_tokens=share_tokens,
             layers=tuple(filter(None, layers.split(","))), block_tokens=block_tokens, wave_tokens=wave_tokens,
             link=link, device=device, dtype=dtype, threads=threads, listen=listen or _free_default(),
             cluster=cluster, etcd=etcd, etcd_ca=etcd_ca, etcd_cert=etcd_cert, etcd_key=etcd_key,

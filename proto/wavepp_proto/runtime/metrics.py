@@ -23,7 +23,7 @@ from wavepp_proto.runtime.channels import Address, parse_address
 from wavepp_proto.runtime.tracing import TracerStats
 from wavepp_proto.terms import Timings
 
-ADMISSION_PHASES: Final = ("queue", "hash", "hint", "announce", "rounds", "capacity_wait", "admission")
+ADMISSION_PHASES: Final = ("queue", "hash", "hint", "announce", "rounds", "capacity_wait", "sharing_wait", "admission")
 """Field names of terms.Timings without `_ms`; "admission" is all of them."""
 
 _LATENCY_S: Final = (5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1, 2.5, 10, 60)
@@ -102,6 +102,15 @@ class StageFigures:
     """Since the pool was made: cached blocks dropped to make room."""
     abandoned_links: int
     """Link threads of ended formations that have not come back yet, of this process."""
+    copied_blocks: Values = field(default_factory=dict)
+    """By direction: copied between device and host."""
+    copy_s: Values = field(default_factory=dict)
+    """By direction: time of the copy thread."""
+    failed_copies: int = 0
+    """Lots that did not become complete: what they should have moved was dropped."""
+    self_fences: int = 0
+    resumed_streams: int = 0
+    """Wave streams that the controller opened again within a formation."""
 
     def families(self, prefix: str) -> Iterator[Metric]:
         made = _Families(prefix)
@@ -117,6 +126,11 @@ class StageFigures:
         yield made.gauge("escrowed_blocks", "Blocks promised and not taken", self.escrowed_blocks)
         yield made.counter("evicted_blocks", "Cached blocks dropped to make room", self.evicted_blocks)
         yield made.gauge("abandoned_link_threads", "Link threads that outlive their formation", self.abandoned_links)
+        yield made.counters("copied_blocks", "Blocks copied between device and host", "direction", self.copied_blocks)
+        yield made.counters("copy_seconds", "Time of copies between device and host", "direction", self.copy_s)
+        yield made.counter("failed_copies", "Lots of copies that failed", self.failed_copies)
+        yield made.counter("self_fences", "Times the controller was silent for too long", self.self_fences)
+        yield made.counter("resumed_streams", "Wave streams opened again in a formation", self.resumed_streams)
 
 
 Figures = ControllerFigures | StageFigures

@@ -66,6 +66,32 @@ Reflection = Annotated[
 DrainSeconds = Annotated[
     float, typer.Option("--drain-s", envvar="WAVEPP_DRAIN_S", help="Longest drain after SIGTERM (seconds).")
 ]
+StateSlots = Annotated[
+    int,
+    typer.Option(
+        "--state-slots", envvar="WAVEPP_STATE_SLOTS", help="Recurrent states on a stage whose layers have any."
+    ),
+]
+HeadroomBlocks = Annotated[
+    int | None,
+    typer.Option(
+        "--headroom-blocks", envvar="WAVEPP_HEADROOM_BLOCKS",
+        help="Blocks of every pool that are promised to nobody; by default two rings of waves, at most a quarter.",
+    ),
+]  # fmt: skip
+SnapshotTokens = Annotated[
+    int,
+    typer.Option(
+        "--snapshot-tokens", envvar="WAVEPP_SNAPSHOT_TOKENS", help="Between two recurrent snapshots; 0 takes none."
+    ),
+]
+ShareTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--share-tokens", envvar="WAVEPP_SHARE_TOKENS",
+        help="Least that waiting for another request's prefix must win; one block by default, 0 never waits.",
+    ),
+]  # fmt: skip
 Json = Annotated[bool, typer.Option("--json/--no-json", envvar="WAVEPP_JSON", help="Output for programs.")]
 
 
