@@ -1,18 +1,23 @@
 """A controller and P stage daemons as objects in one process, over real gRPC on loopback.
 
 Owns their life and the check of invariants I1, I2, I4 and I5 at the end: `async with Cluster(...)`
-fails the test that leaked. Membership is the in-memory store; everything else is the product.
+fails the test that leaked. Membership is the in-memory store; everything else is the product. With
+`proxied`, the controller reaches stage 0 (which no other stage dials) through a proxy that can fail.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
 from tests.harness.eventually import eventually
+from tests.harness.proxy import Proxy
 from wavepp import AsyncClient
 from wavepp_controller.core.config import ControllerConfig
 from wavepp_controller.core.events import ReformAsked, StageShape
@@ -38,6 +43,8 @@ class Cluster:
         model: str = EMULATED,
         engine: str = "emulated",
         pool_blocks: Sequence[int] = (256,),
+        host_pool_blocks: int = 0,
+        state_slots: int = 64,
         layers: Sequence[tuple[int, int]] = (),
         block_tokens: int = 16,
         wave_tokens: int = 128,
@@ -45,9 +52,12 @@ class Cluster:
         tracers: Callable[[str], Tracer] | None = None,
         metrics: str | None = None,
         reflection: bool = False,
+        proxied: bool = False,
         **config: Any,
     ) -> None:
         self.stages = stages
+        self._proxied = proxied
+        self._stack = AsyncExitStack()
         self.store = MemoryStore()
         self._tracers: Callable[[str], Tracer | None] = tracers or (lambda service: None)
         self._config = ControllerConfig(
@@ -65,6 +75,8 @@ class Cluster:
                 layers=layers[stage] if layers else None,
                 block_tokens=block_tokens,
                 pool_blocks=pool_blocks[stage] if len(pool_blocks) > 1 else pool_blocks[0],
+                host_pool_blocks=host_pool_blocks,
+                state_slots=state_slots,
                 wave_tokens=wave_tokens,
                 threads=1,
                 metrics=metrics,
@@ -77,6 +89,8 @@ class Cluster:
     async def __aenter__(self) -> Self:
         self.controller = Controller(self._controller_settings, self.store, self._tracers("wavepp-controller"))
         await self.controller.start()
+        if self._proxied:
+            await self._put_proxy()
         self.daemons = [StageDaemon(settings, self.store, self._tracers("wavepp-stage")) for settings in self._settings]
         await asyncio.gather(*(daemon.start() for daemon in self.daemons))
         await self.serving()
@@ -93,6 +107,19 @@ class Cluster:
             await self.client.close()
             await self.controller.close()
             await asyncio.gather(*(daemon.close() for daemon in self.daemons))
+            await self._stack.aclose()
+
+    async def _put_proxy(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            place = f"127.0.0.1:{taken.getsockname()[1]}"
+        self.proxy = await self._stack.enter_async_context(Proxy(place))
+        self._settings[0] = replace(self._settings[0], listen=place, advertise=self.proxy.address)
+
+    @property
+    def formation(self) -> int:
+        """Number of the serving formation, 0 for none."""
+        (pipeline,) = self.controller.machine.status().pipelines
+        return pipeline.formation if pipeline.state == "serving" else 0
 
     async def serving(self, formation: int = 1) -> None:
         """Until the pipeline serves in at least the given formation."""
@@ -129,6 +156,10 @@ class Cluster:
             assert inventory.announced == ()
             capacity = inventory.capacity
             assert capacity.escrowed_blocks == 0
+            assert capacity.recurrent_escrowed == 0
+            assert capacity.recurrent_free + inventory.cached_states + inventory.quarantined_states == (
+                inventory.state_slots
+            )
             assert (
                 capacity.free_blocks + inventory.cached_blocks + inventory.quarantined_blocks == inventory.pool_blocks
             )
@@ -138,5 +169,8 @@ class Cluster:
 
     def _nothing_held(self) -> bool:
         inventories = [daemon.core.read(lambda machine: machine.inventory()) for daemon in self.daemons]
-        quiet = all(not found.holds and not found.announced and not found.quarantined_blocks for found in inventories)
+        quiet = all(
+            not found.holds and not found.announced and not found.quarantined_blocks and not found.quarantined_states
+            for found in inventories
+        )
         return quiet and len({found.last_wave for found in inventories}) <= 1

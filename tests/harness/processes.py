@@ -2,7 +2,8 @@
 
 Owns the client's side of such a test: load that is known to run, the audit of what daemons hold, and
 the file of figures. The processes are `wavepp.local_cluster`'s, etcd included, so they end with the
-test whatever happens to it. Every wait is bounded.
+test whatever happens to it. Every wait is bounded. With `proxied`, the controller reaches stage 0 (which
+no other stage dials) through a proxy that can fail.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,8 +24,9 @@ from typing import Any, Self
 import grpc.aio
 
 from tests.harness.eventually import eventually
+from tests.harness.proxy import Proxy
 from wavepp import Admitted, AsyncClient, ClientSecurity, PrefillResult, RetryPolicy, WaveppError
-from wavepp.local_cluster import LocalCluster, LocalPlan
+from wavepp.local_cluster import Child, LocalCluster, LocalPlan
 from wavepp_proto.runtime.channels import open_channel
 from wavepp_proto.v1 import admin_pb2, admin_pb2_grpc
 from wavepp_stage.engine.emulated import expected_first_token
@@ -83,32 +86,63 @@ class Run:
         return outcome
 
 
+class ProxiedCluster(LocalCluster):
+    """Stage 0 advertises its proxy, in every life."""
+
+    proxy: Proxy
+
+    async def start_stage(self, stage: int, listen: str = "127.0.0.1:0", advertise: str | None = None) -> Child:
+        if stage == 0:
+            listen, advertise = self.proxy.target, self.proxy.address
+        return await super().start_stage(stage, listen, advertise)
+
+
 class Processes:
     """`async with Processes(tmp_path) as cluster`; at the end nothing is held, and nobody has logged an error."""
 
     def __init__(
-        self, folder: Path, model: str = QUICK, *, security: ClientSecurity | None = None, **plan: Any
+        self,
+        folder: Path,
+        model: str = QUICK,
+        *,
+        security: ClientSecurity | None = None,
+        proxied: bool = False,
+        **plan: Any,
     ) -> None:
         settings: dict[str, Any] = {
             "engine": "emulated", "stages": 3, "pool_blocks": (512,), "block_tokens": BLOCK_TOKENS,
             "wave_tokens": 128, "silence_ms": PATIENT_MS, "timeout_s": 90.0, "listen": f"127.0.0.1:{free_port()}",
         }  # fmt: skip
-        self.local = LocalCluster(LocalPlan(model=model, **{**settings, **plan}), folder / "logs", security)
+        made = ProxiedCluster if proxied else LocalCluster
+        self.local = made(LocalPlan(model=model, **{**settings, **plan}), folder / "logs", security)
+        self._stack = AsyncExitStack()
         self._security = security or ClientSecurity()
         self._addresses: dict[str, str] = {}
         self.first = 0
         """The formation that served first: usually 1, more if a busy machine let a join fail."""
 
     async def __aenter__(self) -> Self:
+        if isinstance(self.local, ProxiedCluster):
+            proxy = await self._stack.enter_async_context(Proxy(f"127.0.0.1:{free_port()}"))
+            self.proxy = self.local.proxy = proxy
         status = await self.local.start()
         self._addresses = {f"stage-{d.key.stage}": d.address for p in status.pipelines for d in p.daemons}
         self.first = status.pipelines[0].formation
-        self.address = self.local.address
+        self._dial(self.local.address)
+        return self
+
+    def _dial(self, address: str) -> None:
+        self.address = address
         # one try: the tests are about what the first one comes to
         self.client = AsyncClient(self.address, tls=self._security, retry=RetryPolicy(attempts=1), deadline=OUTCOME_S)
-        self._channel = open_channel(self.address, self._security)
-        self._admin = admin_pb2_grpc.AdminStub(self._channel)
-        return self
+        channel = open_channel(self.address, self._security)
+        self._admin = admin_pb2_grpc.AdminStub(channel)
+        self._stack.push_async_callback(channel.close, 0)
+        self._stack.push_async_callback(self.client.close)
+
+    def follow(self, address: str) -> None:
+        """Speak to another controller from now on; requests under way stay where they are."""
+        self._dial(address)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -118,8 +152,7 @@ class Processes:
                 await self.nothing_held()
                 assert not self.errors_logged(), self.errors_logged()
         finally:
-            await self.client.close()
-            await self._channel.close(0)
+            await self._stack.aclose()
             await self.local.close()
 
     # --- processes --------------------------------------------------------------------------------

@@ -1,0 +1,133 @@
+"""Connections between controller and stages that break, stall and come back, over real gRPC.
+
+A formation outlives its streams: within the silence that either side allows, nothing is lost and nothing
+is done twice. Beyond it both sides end the formation by themselves, and the daemon is somebody new.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from tests.conformance.test_serving import B, oracle, prompt
+from tests.harness.cluster import Cluster
+from tests.harness.eventually import eventually
+from wavepp import PrefillResult, errors
+from wavepp_proto.terms import Attempt, HoldKey, RequestId
+from wavepp_stage.core.block_hashes import BlockHashes
+
+SLOW = "emulated:layers=8,vocabulary=1000,window=65536,token_us=100"
+REQUESTS = 30
+
+
+def counters(cluster: Cluster, name: str) -> int:
+    return cluster.controller.machine.status().counters.get(name, 0)
+
+
+def heartbeat_age_ms(cluster: Cluster) -> int:
+    """How long the controller has not heard stage 0."""
+    (pipeline,) = cluster.controller.machine.status().pipelines
+    return next((d.heartbeat_age_ms or 0 for d in pipeline.daemons if d.key.stage == 0), 0)
+
+
+async def answered(cluster: Cluster, tokens: list[int]) -> PrefillResult:
+    result = await cluster.client.prefill(tokens)
+    assert result.first_token == oracle(tokens)
+    return result
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_every_request_is_answered_right_when_the_connection_is_cut_in_mid_traffic(seed: int) -> None:
+    """Rounds, waves, reports and announcements are cut wherever they are; each is said again, none is done twice."""
+    shared = prompt(4 * B, 1)
+    prompts = [
+        shared[: 7 * index % 64] + prompt(20 + 31 * index % 300, 100 * seed + index) for index in range(REQUESTS)
+    ]
+    async with Cluster(stages=2, model=SLOW, proxied=True) as cluster:
+        incarnations = [daemon.incarnation for daemon in cluster.daemons]
+        done = 0
+        async for outcome in cluster.client.prefill_many(prompts, concurrency=8):
+            assert outcome.result is not None, outcome
+            assert outcome.result.first_token == oracle(prompts[outcome.index])
+            done += 1
+            if done % 5 == seed:
+                cluster.proxy.cut()
+        assert done == REQUESTS
+        assert cluster.formation == 1
+        assert counters(cluster, "streams_reopened") >= 1
+        assert [daemon.incarnation for daemon in cluster.daemons] == incarnations
+
+
+async def test_requests_go_on_when_a_connection_is_away_for_less_than_the_silence() -> None:
+    async with Cluster(stages=2, model=SLOW, proxied=True) as cluster:
+        running = [asyncio.create_task(answered(cluster, prompt(600, seed))) for seed in range(4)]
+        await eventually(lambda: counters(cluster, "waves") >= 2)
+        cluster.proxy.go_down()
+        await eventually(lambda: cluster.proxy.accepted >= 3, about="the controller to try again")
+        cluster.proxy.heal()
+        await asyncio.gather(*running)
+        assert cluster.formation == 1
+
+
+async def test_requests_go_on_when_a_connection_stalls_for_less_than_the_silence() -> None:
+    async with Cluster(stages=2, model=SLOW, proxied=True) as cluster:
+        running = [asyncio.create_task(answered(cluster, prompt(600, seed))) for seed in range(4)]
+        await eventually(lambda: counters(cluster, "waves") >= 2)
+        cluster.proxy.hold()
+        await eventually(lambda: heartbeat_age_ms(cluster) > 700, about="heartbeats to be missed")
+        cluster.proxy.heal()
+        await asyncio.gather(*running)
+        assert cluster.formation == 1
+
+
+@pytest.mark.parametrize("how", ["reset", "stalled"])
+async def test_both_sides_end_the_formation_when_a_connection_is_away_for_too_long(how: str) -> None:
+    """What a stalled connection delivers afterwards was meant for an incarnation that is no more."""
+    async with Cluster(stages=2, model=SLOW, proxied=True, silence_ms=1250) as cluster:
+        known = prompt(6 * B + 1, 77)
+        await answered(cluster, known)
+        daemon, before = cluster.daemons[0], cluster.daemons[0].incarnation
+        running = [asyncio.create_task(cluster.client.prefill(prompt(900, seed))) for seed in range(4)]
+        await eventually(lambda: counters(cluster, "waves") >= 4)
+        if how == "reset":
+            cluster.proxy.go_down()
+        else:
+            cluster.proxy.hold()
+        for outcome in await asyncio.gather(*running, return_exceptions=True):
+            assert isinstance(outcome, errors.StageLost | errors.FormationEnded), outcome
+        await eventually(lambda: daemon.incarnation != before, about="the daemon to fence itself")
+        cluster.proxy.heal()
+        await cluster.serving(formation=2)
+        assert (await answered(cluster, known)).cached_tokens == 6 * B  # what was published stays
+        await answered(cluster, prompt(900, 0))
+
+
+async def test_stages_let_go_at_once_when_the_controller_closes_in_order() -> None:
+    async with Cluster(stages=2) as cluster:
+        incarnations = [daemon.incarnation for daemon in cluster.daemons]
+        await cluster.controller.close()
+        await eventually(lambda: all(daemon.control.plan is None for daemon in cluster.daemons))
+        # told, not left to find out: nobody had to fence itself
+        assert [daemon.incarnation for daemon in cluster.daemons] == incarnations
+
+
+async def test_hold_is_released_and_counted_when_nobody_owns_it() -> None:
+    async with Cluster(stages=2, inventory_ms=100) as cluster:
+        tokens = prompt(3 * B + 1, 5)
+        await answered(cluster, tokens)
+        hashes = BlockHashes.unpack(np.random.default_rng(1).bytes(32 * 3))
+        orphan, core = HoldKey(RequestId("nobody"), Attempt(1)), cluster.daemons[1].core
+
+        def plant() -> bool:
+            cache = core.read(lambda machine: machine._cache)
+            assert cache is not None
+            return not core.read(lambda machine: cache.lease(orphan, 3 * B + 1, hashes, 0).shortfall)
+
+        assert plant()
+        assert core.read(lambda machine: machine.inventory()).holds
+        await eventually(lambda: not core.read(lambda machine: machine.inventory()).holds)
+        assert counters(cluster, "orphan_holds") == 1
+        assert cluster.formation == 1
+        await answered(cluster, tokens)
