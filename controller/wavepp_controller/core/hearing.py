@@ -187,11 +187,12 @@ class Hearing:
     # --- what reports and inventories bring -----------------------------------------------------
 
     def _take_report(self, service: Service, daemon: Daemon, event: ReportArrived) -> None:
+        if not event.report.done:  # it may name no wave at all: a link breaks beside an empty queue too
+            self._failed(event)
+            return
         match service.place(daemon.key, event.report):
             case Place.AGAIN:
                 self._out.count("duplicate_reports")
-            case _ if not event.report.done:
-                self._failed(event)
             case Place.AHEAD:
                 self._report_missing(daemon, event.now)
             case Place.NEXT:
