@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from wavepp_proto.digest import DigestCursor, Verdict, checksum, unpack_hashes
 from wavepp_proto.terms import CacheGroup, Capacity, Digest, Incarnation
 from wavepp_stage.core import digest_feed
-from wavepp_stage.core.block_hashes import Shorts
-from wavepp_stage.core.digest_feed import DigestFeed
+from wavepp_stage.core.digest_feed import DigestFeed, Residents
 
 INCARNATION = Incarnation(5)
 PAGE, BACKLOG = 3, 12
@@ -75,8 +74,8 @@ def test_readers_end_with_the_truth_when_steps_interleave_in_any_way(
     feed, truth, seq = DigestFeed(INCARNATION), dict[int, None](), 1
     readers = [Reader(), Reader()]
 
-    def resident() -> Shorts:
-        return np.array(list(truth), dtype=np.uint64)
+    def resident() -> Residents:
+        return {CacheGroup.ATTENTION: np.array(list(truth), dtype=np.uint64)}
 
     def since(reader: Reader) -> list[Digest]:
         return feed.since(reader.position, resident, Capacity(seq, 0, 0))
@@ -89,8 +88,8 @@ def test_readers_end_with_the_truth_when_steps_interleave_in_any_way(
                 for value in gone:
                     del truth[value]
                 truth.update(dict.fromkeys(come))
-                feed.removed(np.array(gone, dtype=np.uint64))
-                feed.added(np.array(come, dtype=np.uint64))
+                feed.removed({CacheGroup.ATTENTION: np.array(gone, dtype=np.uint64)})
+                feed.added({CacheGroup.ATTENTION: np.array(come, dtype=np.uint64)})
             case "fetch", int(which):
                 readers[which].take(since(readers[which]))
                 assert readers[which].known == set(truth)
@@ -107,4 +106,4 @@ def test_readers_end_with_the_truth_when_steps_interleave_in_any_way(
         assert reader.known == set(truth)
         assert since(reader) == []
         sums = reader.cursor.sums[CacheGroup.ATTENTION]
-        assert (sums.count, sums.checksum) == (len(truth), checksum(resident()))
+        assert (sums.count, sums.checksum) == (len(truth), checksum(resident()[CacheGroup.ATTENTION]))

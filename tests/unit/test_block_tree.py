@@ -9,8 +9,9 @@ from tests.harness.stage_core import B, hashes
 from wavepp_proto.hashing import HASH_BYTES
 from wavepp_stage.core.block_hashes import BlockHashes
 from wavepp_stage.core.block_pool import Blocks
-from wavepp_stage.core.block_tree import ROOT, RUN, BlockTree, Nodes
+from wavepp_stage.core.block_tree import ROOT, RUN, BlockTree
 from wavepp_stage.core.invariants import check_tree
+from wavepp_stage.core.tier import Nodes
 
 
 def ids(*blocks: int) -> Blocks:
@@ -23,10 +24,7 @@ def tokens(*symbols: int) -> list[int]:
 
 def refs_of(tree: BlockTree, *held: Nodes) -> None:
     """Check the tree against the chains that are held."""
-    refs = np.zeros(len(tree._refs), dtype=np.int32)
-    for nodes in held:
-        refs[nodes] += 1
-    check_tree(tree, refs)
+    check_tree(tree, list(held))
 
 
 def grow(tree: BlockTree, hashed: BlockHashes, first_block: int = 0) -> Nodes:
@@ -99,13 +97,13 @@ def test_cached_counts_only_what_nobody_holds_when_chains_share_a_prefix() -> No
     tree = BlockTree(8)
     long = grow(tree, hashes(tokens(1, 2, 3)))
     tree.hold(long[:2])
-    assert (tree.resident, tree.cached) == (3, 0)
+    assert (tree.resident, tree.device.cached) == (3, 0)
     tree.drop(long)
-    assert tree.cached == 1
+    assert tree.device.cached == 1
     assert tree.held_by_others(long, 0) == 2
     assert tree.held_by_others(long[:2], 1) == 0
     tree.drop(long[:2])
-    assert tree.cached == 3
+    assert tree.device.cached == 3
     refs_of(tree)
 
 
@@ -116,10 +114,13 @@ def test_eviction_takes_the_least_recently_used_leaf_first() -> None:
     tree.hold(old[:1])  # the second prompt leases what it shares
     tree.drop(old)
     tree.drop(np.concatenate([old[:1], new]))
-    blocks, shorts = tree.evict(3)
-    assert blocks.tolist() == [2, 1, 11]  # the older branch leaf first, then the newer one's leaf
-    assert shorts.tolist() == [*hashes(tokens(1, 2, 3)).shorts[[2, 1]], hashes(tokens(1, 7, 8)).shorts[2]]
-    assert (tree.resident, tree.cached) == (2, 2)
+    evicted = tree.evict(3)
+    assert evicted.blocks.tolist() == [2, 1, 11]  # the older branch leaf first, then the newer one's leaf
+    assert tree.shorts(evicted.dropped).tolist() == [
+        *hashes(tokens(1, 2, 3)).shorts[[2, 1]],
+        hashes(tokens(1, 7, 8)).shorts[2],
+    ]
+    assert (tree.resident, tree.device.cached) == (2, 2)
     refs_of(tree)
 
 
@@ -130,7 +131,7 @@ def test_leaf_is_evicted_by_its_last_use_when_it_was_queued_before_it() -> None:
     tree.drop(b)
     tree.hold(a)  # used again: b is the older one now
     tree.drop(a)
-    assert tree.evict(2)[0].tolist() == [1, 0]
+    assert tree.evict(2).blocks.tolist() == [1, 0]
     refs_of(tree)
 
 
@@ -141,7 +142,7 @@ def test_ancestor_outlives_an_older_leaf_when_it_was_used_without_its_branch() -
     tree.drop(b)
     tree.hold(a[:1])
     tree.drop(a[:1])
-    assert tree.evict(3)[0].tolist() == [1, 5, 0]
+    assert tree.evict(3).blocks.tolist() == [1, 5, 0]
     refs_of(tree)
 
 
@@ -150,8 +151,8 @@ def test_eviction_spares_a_held_prefix_when_its_branches_go() -> None:
     chain = grow(tree, hashes(tokens(1, 2, 3)))
     tree.hold(chain[:1])
     tree.drop(chain)
-    assert tree.evict(2)[0].tolist() == [2, 1]
-    assert tree.cached == 0
+    assert tree.evict(2).blocks.tolist() == [2, 1]
+    assert tree.device.cached == 0
     refs_of(tree, chain[:1])
 
 
@@ -162,7 +163,7 @@ def test_node_ids_are_reused_when_their_nodes_were_evicted() -> None:
     again = grow(tree, hashes(tokens(5, 6)), 4)
     tree.drop(again)
     assert sorted(again.tolist()) == [1, 2]
-    assert tree.evict(2)[0].tolist() == [5, 4]
+    assert tree.evict(2).blocks.tolist() == [5, 4]
     refs_of(tree)
 
 
@@ -172,7 +173,7 @@ def test_queue_stays_small_when_one_leaf_is_used_again_and_again() -> None:
     for _ in range(1000):
         tree.drop(nodes)
         tree.hold(nodes)
-    assert len(tree._leaves._heap) == 1
+    assert len(tree.device.leaves._heap) == 1
     tree.drop(nodes)
     refs_of(tree)
 

@@ -9,11 +9,11 @@ import pytest
 from tests.harness.stage_core import B, hashes, key, packed_hashes
 from wavepp_proto.errors import InternalError
 from wavepp_proto.hashing import HASH_BYTES, blocks_for
-from wavepp_proto.terms import Capacity, ErrorInfo, HoldKey, Incarnation
+from wavepp_proto.terms import CacheGroup, Capacity, ErrorInfo, GroupEndpoint, HoldKey, Incarnation
 from wavepp_stage.core import block_cache
 from wavepp_stage.core.block_cache import BlockCache
 from wavepp_stage.core.block_hashes import BlockHashes
-from wavepp_stage.core.cache_manager import Escrow, Lease
+from wavepp_stage.core.cache_manager import ENOUGH, Escrow, Lease, Materialised, Shortfall
 from wavepp_stage.core.cache_shape import CacheShape
 from wavepp_stage.core.digest_feed import DigestFeed
 from wavepp_stage.core.holds import TRANSITIONS, Hold, HoldInput, IllegalTransition, Phase
@@ -27,8 +27,14 @@ IMPOSSIBLE: dict[tuple[Phase, HoldInput], str] = {
     **{(phase, HoldInput.REVISE): "only an open endpoint is trimmed" for phase in Phase if phase is not Phase.ESCROWED},
     **{(phase, HoldInput.UNCOMMIT): "only a fixed one opens" for phase in Phase if phase is not Phase.COMMITTED},
     **{(phase, HoldInput.MATERIALISE): "blocks follow a commit" for phase in Phase if phase is not Phase.COMMITTED},
+    **{(phase, HoldInput.ABANDON): "only copies are lost" for phase in Phase if phase is not Phase.MATERIALISING},
     **{(phase, HoldInput.INSTALL): "a table follows its blocks" for phase in Phase if phase is not Phase.MATERIALISING},
 }
+
+
+def own(endpoint: int) -> tuple[GroupEndpoint, ...]:
+    """What a stage with attention only says of its groups."""
+    return (GroupEndpoint(CacheGroup.ATTENTION, endpoint),)
 
 
 class Pool:
@@ -38,12 +44,12 @@ class Pool:
         self.cache = BlockCache(CacheShape(pool, B, floor), DigestFeed(Incarnation(1)))
 
     def lease(self, name: str, tokens: Sequence[int], candidate: int = 0, *, ignore_floor: bool = False) -> Lease:
-        lease = self.cache.lease(key(name), len(tokens), hashes(tokens), candidate, ignore_floor)
+        lease = self.cache.lease(key(name), len(tokens), hashes(tokens), candidate, ignore_floor=ignore_floor)
         self.cache.check()
         return lease
 
     def commit(self, name: str, tokens: Sequence[int], candidate: int = 0) -> Escrow:
-        assert self.lease(name, tokens, candidate).shortfall == 0
+        assert self.lease(name, tokens, candidate).shortfall == ENOUGH
         escrow = self.cache.escrow(key(name))
         self.cache.commit(key(name))
         self.cache.check()
@@ -52,7 +58,7 @@ class Pool:
     def run(self, name: str, tokens: Sequence[int], candidate: int = 0) -> list[int]:
         """Commit, materialise, compute and publish; the block table."""
         self.commit(name, tokens, candidate)
-        while not self.cache.materialise(key(name)):
+        while self.cache.materialise(key(name)) is not Materialised.DONE:
             self.cache.check()
         self.cache.publish(key(name), len(tokens))
         self.cache.check()
@@ -121,18 +127,18 @@ def test_demand_is_rounded_up_per_request_when_blocks_are_partial(pool: Pool) ->
 def test_lease_stops_below_the_prompt_when_everything_is_cached(pool: Pool) -> None:
     tokens = list(range(2 * B))
     pool.cached("a", tokens)
-    assert pool.lease("b", tokens, 2 * B) == Lease(endpoint=B, own_hit=B)
+    assert pool.lease("b", tokens, 2 * B) == Lease(B, B, own(B))
 
 
 def test_lease_is_charged_when_it_holds_what_eviction_counted_on(pool: Pool) -> None:
     """8 blocks: 4 cached, 4 free. A 5-block prompt that reuses 4 takes 5 of room, not 1."""
     pool.cached("a", range(4 * B))
     assert pool.counts == (4, 4, 0)
-    assert pool.lease("b", range(4 * B + 1), 4 * B) == Lease(4 * B, 4 * B)
+    assert pool.lease("b", range(4 * B + 1), 4 * B) == Lease(4 * B, 4 * B, own(4 * B))
     assert pool.counts == (4, 0, 0)
     assert pool.cache.escrow(key("b")).demand == 1
     cold = pool.lease("c", [99] * (3 * B + 1))
-    assert cold == Lease(0, 0, shortfall=1)
+    assert cold == Lease(0, 0, own(0), shortfall=Shortfall(1))
     assert pool.cache.hold_state(key("c")) is None
 
 
@@ -151,8 +157,8 @@ def test_escrow_says_what_backs_it_when_free_blocks_run_out(pool: Pool) -> None:
 
 def test_floor_is_kept_when_requests_ask_for_the_last_blocks() -> None:
     pool = Pool(pool=8, floor=3)
-    assert pool.lease("a", range(6 * B)).shortfall == 1
-    assert pool.lease("a", range(6 * B), ignore_floor=True).shortfall == 0
+    assert pool.lease("a", range(6 * B)).shortfall == Shortfall(1)
+    assert pool.lease("a", range(6 * B), ignore_floor=True).shortfall == ENOUGH
     assert pool.cache.escrow(key("a")).demand == 6
     pool.cache.check()
 
@@ -171,12 +177,12 @@ def test_escrow_falls_block_by_block_when_materialise_runs_in_slices(
     monkeypatch.setattr(block_cache, "EVICTION_SLICE", 2)
     pool.cached("a", range(6 * B))
     pool.commit("b", [1] * (7 * B))
-    assert not pool.cache.materialise(key("b"))
+    assert pool.cache.materialise(key("b")) is Materialised.MORE
     assert pool.counts == (0, 4, 3)
     pool.cache.check()
-    assert not pool.cache.materialise(key("b"))
+    assert pool.cache.materialise(key("b")) is Materialised.MORE
     assert pool.counts == (0, 2, 1)
-    assert pool.cache.materialise(key("b"))
+    assert pool.cache.materialise(key("b")) is Materialised.DONE
     assert pool.counts == (0, 1, 0)
 
 
@@ -186,13 +192,13 @@ def test_release_waits_for_the_end_when_it_arrives_in_materialising(
     monkeypatch.setattr(block_cache, "EVICTION_SLICE", 2)
     pool.cached("a", range(8 * B))
     pool.commit("b", [1] * (4 * B))
-    assert not pool.cache.materialise(key("b"))
+    assert pool.cache.materialise(key("b")) is Materialised.MORE
     pool.release("b")
     pool.release("b")
     state = pool.cache.hold_state(key("b"))
     assert state is not None
     assert state.phase == "materialising"
-    assert pool.cache.materialise(key("b"))
+    assert pool.cache.materialise(key("b")) is Materialised.DONE
     assert pool.cache.hold_state(key("b")) is None
     assert pool.counts == (4, 4, 0)
 
@@ -214,12 +220,12 @@ def test_revise_keeps_the_old_hold_when_others_hold_what_it_gives_up() -> None:
     pool.commit("b", range(4 * B + 1), 4 * B)
     pool.commit("c", [*range(4 * B), 77], 4 * B)
     assert pool.counts == (2, 0, 2)
-    assert pool.cache.revise(key("b"), B) == Escrow(4 * B, 1, shortfall=3)
+    assert pool.cache.revise(key("b"), B) == Escrow(4 * B, 1, shortfall=Shortfall(3))
     state = pool.cache.hold_state(key("b"))
     assert state is not None
     assert (state.phase, state.endpoint) == ("committed", 4 * B)
     pool.release("c")
-    assert pool.cache.revise(key("b"), B).shortfall == 0
+    assert pool.cache.revise(key("b"), B).shortfall == ENOUGH
     pool.cache.check()
 
 
@@ -241,7 +247,7 @@ def test_publishing_stops_when_holding_the_known_prefix_would_break_a_promise() 
     pool = Pool(pool=6)
     tokens = [*range(2 * B), 5]
     pool.commit("b", tokens)
-    assert pool.cache.materialise(key("b"))
+    assert pool.cache.materialise(key("b")) is Materialised.DONE
     pool.run("a", tokens)
     pool.release("a")
     assert pool.counts == (1, 2, 0)
@@ -262,10 +268,10 @@ def test_sequence_publishes_nothing_more_when_a_short_hash_collides(pool: Pool) 
     taken = packed_hashes(range(B))[:8] + bytes(HASH_BYTES - 8)
     forged = BlockHashes.unpack(packed[:HASH_BYTES] + taken + packed[2 * HASH_BYTES :])
     cache, name = pool.cache, key("b")
-    cache.lease(name, 4 * B, forged, 0, False)
+    cache.lease(name, 4 * B, forged, 0)
     cache.escrow(name)
     cache.commit(name)
-    assert cache.materialise(name)
+    assert cache.materialise(name) is Materialised.DONE
     cache.publish(name, 3 * B)
     cache.publish(name, 4 * B)
     cache.check()

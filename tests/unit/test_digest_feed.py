@@ -8,10 +8,10 @@ import pytest
 from wavepp_proto.digest import unpack_hashes
 from wavepp_proto.errors import InternalError
 from wavepp_proto.limits import DIGEST_BACKLOG_HASHES, MAX_DIGEST_HASHES
-from wavepp_proto.terms import Capacity, Digest, DigestKind, Incarnation
-from wavepp_stage.core.block_hashes import Shorts
-from wavepp_stage.core.digest_feed import DigestFeed
+from wavepp_proto.terms import CacheGroup, Capacity, Digest, DigestKind, Incarnation
+from wavepp_stage.core.digest_feed import DigestFeed, Residents
 
+ATTENTION, RECURRENT = CacheGroup.ATTENTION, CacheGroup.RECURRENT
 ROOM = Capacity(1, 8, 0)
 
 
@@ -26,17 +26,17 @@ class Feed:
 
     def add(self, *values: int) -> None:
         self.resident += values
-        self.feed.added(np.array(values, dtype=np.uint64))
+        self.feed.added({ATTENTION: np.array(values, dtype=np.uint64)})
 
     def remove(self, *values: int) -> None:
         self.resident = [value for value in self.resident if value not in values]
-        self.feed.removed(np.array(values, dtype=np.uint64))
+        self.feed.removed({ATTENTION: np.array(values, dtype=np.uint64)})
 
     def since(self, seq: int) -> list[Digest]:
         return self.feed.since(seq, self._hashes, self.capacity)
 
-    def _hashes(self) -> Shorts:
-        return np.array(self.resident, dtype=np.uint64)
+    def _hashes(self) -> Residents:
+        return {ATTENTION: np.array(self.resident, dtype=np.uint64)}
 
 
 def contents(digests: list[Digest]) -> list[tuple[int, list[int], list[int]]]:
@@ -131,6 +131,6 @@ def test_backlog_is_given_up_when_nobody_reads() -> None:
 def test_check_fails_when_the_digest_is_not_what_is_resident() -> None:
     made = Feed()
     made.add(1)
-    made.feed.check(np.array([1], dtype=np.uint64))
+    made.feed.check({ATTENTION: np.array([1], dtype=np.uint64)})
     with pytest.raises(InternalError, match="not what is resident"):
-        made.feed.check(np.array([2], dtype=np.uint64))
+        made.feed.check({ATTENTION: np.array([2], dtype=np.uint64)})

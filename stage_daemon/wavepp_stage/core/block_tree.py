@@ -3,13 +3,16 @@
 A node stands for a whole prefix: its full hash vouches for every block above it. A node exists only
 while its parent does, so residency along a chain is monotone and the deepest resident block is found
 by bisection. Holding a node means holding its whole chain, so references are monotone too: a node
-without references has no held descendant and may be evicted, leaf first, least recently used first.
+without references has no held descendant. A chain is on the device down to some depth, below that on
+the host: a node leaves the device only after its children.
 
-Owns nodes, references and eviction order. Does not own block ids (block_pool.py), escrow or holds
-(block_cache.py, the only caller). Node ids are not block ids: a node may outlive its device block.
+Owns nodes, references, both tiers' places and the free host blocks. Does not own free device blocks
+(block_pool.py), copies (copies.py), escrow or holds (block_cache.py). residency.py is the caller.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -18,39 +21,57 @@ from wavepp_proto.errors import InternalError
 from wavepp_stage.core.block_hashes import FULL, BlockHashes, Shorts
 from wavepp_stage.core.block_pool import Blocks
 from wavepp_stage.core.id_stack import IdStack
-from wavepp_stage.core.leaf_queue import LeafQueue
+from wavepp_stage.core.tier import NOWHERE, Mask, Nodes, Tier
 
-Nodes = npt.NDArray[np.int64]
-"""Node ids; a chain is ordered from the root down."""
 ROOT = 0
 RUN = 64
 """A node whose depth is a multiple of RUN keeps the ids of the RUN nodes that end in it, so that a
 chain of 6,250 nodes is gathered from 98 arrays instead of being walked."""
 NO_NODES: Nodes = np.empty(0, dtype=np.int64)
+NO_BLOCKS: Blocks = np.empty(0, dtype=np.int32)
+_UNPLACED = -2
+"""On the host tier, its block not chosen yet: only inside `evict`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evicted:
+    """What `evict` did, as arrays; `blocks` are the caller's now."""
+
+    blocks: Blocks
+    """Device blocks, in eviction order."""
+    moved: Nodes
+    """Nodes that are on the host now."""
+    sources: Blocks
+    """Device blocks of `moved`, to be copied before anything overwrites them."""
+    targets: Blocks
+    """Host blocks of `moved`."""
+    dropped: Nodes
+    """Nodes that are gone, children before parents."""
 
 
 class BlockTree:
-    """At most `size` nodes below a virtual root, which holds no block and is always resident."""
+    """At most `device` + `host` nodes below a virtual root, which holds no block and is always resident."""
 
-    def __init__(self, size: int) -> None:
-        self.cached = 0
-        """Nodes without references: what eviction can give back."""
+    def __init__(self, device: int, host: int = 0) -> None:
+        size = device + host
         self.resident = 0
-        self.evicted = 0
-        """Nodes evicted so far."""
+        """Nodes on either tier."""
+        self.host_blocks = host
         self._parent: Nodes = np.zeros(size + 1, dtype=np.int64)
         self._depth = np.zeros(size + 1, dtype=np.int32)
         self._refs = np.zeros(size + 1, dtype=np.int32)
-        self._children = np.zeros(size + 1, dtype=np.int32)
         self._stamp = np.zeros(size + 1, dtype=np.int64)
-        self._block: Blocks = np.zeros(size + 1, dtype=np.int32)
+        self.device = Tier(self._parent, self._refs, self._stamp)
+        self.host = Tier(self._parent, self._refs, self._stamp)
         self._full: npt.NDArray[np.void] = np.zeros(size + 1, dtype=FULL)
         self._short: Shorts = np.zeros(size + 1, dtype=np.uint64)
         self._alive = np.zeros(size + 1, dtype=np.bool_)
         self._unused = IdStack(ROOT + 1, size)
+        self._unused_hosts = IdStack(0, host)
         self._index: dict[int, int] = {}
         self._runs: dict[int, Nodes] = {}
-        self._leaves = LeafQueue(size + 1)
+        self._broken: dict[int, int] = {}
+        """Nodes that are lost but still held, with their host block: nobody finds them any more."""
         self._clock = 0
 
     # --- looking up -------------------------------------------------------------------------------
@@ -101,22 +122,38 @@ class BlockTree:
         return self.chain(node)
 
     def blocks(self, nodes: Nodes) -> Blocks:
-        return self._block[nodes]
+        """Device blocks of `nodes`, which are on the device."""
+        return self.device.block[nodes]
+
+    def on_device(self, nodes: Nodes) -> int:
+        """How many of a chain's `nodes` are on the device: its first ones."""
+        return int(np.count_nonzero(self.device.has(nodes))) if self.host.resident or self._broken else len(nodes)
+
+    def usable(self, nodes: Nodes) -> int:
+        """How many of a held chain's first nodes are not lost."""
+        return int(np.count_nonzero(self._alive[nodes])) if self._broken else len(nodes)
+
+    def shorts(self, nodes: Nodes) -> Shorts:
+        return self._short[nodes]
 
     def resident_hashes(self) -> Shorts:
         """Short hashes of all nodes, an atomic copy in no meaningful order."""
         return self._short[self._alive]
 
+    @property
+    def free_host_blocks(self) -> int:
+        return len(self._unused_hosts)
+
     # --- holding ----------------------------------------------------------------------------------
 
     def held_by_others(self, nodes: Nodes, mine: int) -> int:
-        """How many of `nodes` stay held when `mine` (0 or 1) references of each are taken away."""
-        return int(np.count_nonzero(self._refs[nodes] > mine))
+        """How many device blocks of `nodes` stay held when `mine` (0 or 1) references of each are taken away."""
+        return int(np.count_nonzero(self._refs[nodes[: self.on_device(nodes)]] > mine))
 
     def hold(self, nodes: Nodes) -> None:
         """Add one reference to each of `nodes` (distinct, with their ancestors held or included)."""
         counts = self._refs[nodes]
-        self.cached -= len(nodes) - int(np.count_nonzero(counts))
+        self._count_cached(nodes, counts, -1)
         counts += 1
         self._refs[nodes] = counts
 
@@ -127,10 +164,32 @@ class BlockTree:
         counts = self._refs[nodes]
         counts -= 1
         self._refs[nodes] = counts
-        self.cached += len(nodes) - int(np.count_nonzero(counts))
+        nodes, counts = self._bury(nodes, counts)
+        if not len(nodes):
+            return
+        self._count_cached(nodes, counts, 1)
         self._clock += 1
         self._stamp[nodes] = self._clock
-        self._offer(int(nodes[-1]))
+        above = self.on_device(nodes)
+        if above:
+            self.device.offer(int(nodes[above - 1]))
+        if above < len(nodes):
+            self.host.offer(int(nodes[-1]))
+
+    def _count_cached(self, nodes: Nodes, counts: npt.NDArray[np.int32], sign: int) -> None:
+        """Those of `nodes` whose count is 0 begin (1) or cease (-1) to be cached."""
+        above = self.on_device(nodes)
+        self.device.cached += sign * (above - int(np.count_nonzero(counts[:above])))
+        self.host.cached += sign * (len(nodes) - above - int(np.count_nonzero(counts[above:])))
+
+    def _bury(self, nodes: Nodes, counts: npt.NDArray[np.int32]) -> tuple[Nodes, npt.NDArray[np.int32]]:
+        """Give back the lost ones among a chain's `nodes` that nobody holds any more; the others."""
+        sound = self.usable(nodes)
+        for node, count in zip(nodes[sound:].tolist(), counts[sound:].tolist(), strict=True):
+            if not count:
+                self._unused_hosts.give(np.array([self._broken.pop(node)]))
+                self._unused.give(np.array([node]))
+        return nodes[:sound], counts[:sound]
 
     # --- growing and shrinking --------------------------------------------------------------------
 
@@ -149,64 +208,73 @@ class BlockTree:
         self._parent[nodes[0]], self._parent[nodes[1:]] = parent, nodes[:-1]
         depth = self._depth.item(parent)
         self._depth[nodes] = np.arange(depth + 1, depth + 1 + count)
-        self._children[parent] += 1
-        self._children[nodes[:-1]], self._children[nodes[-1]] = 1, 0
         self._refs[nodes] = 1
-        self._block[nodes] = blocks[:count]
+        self.device.put(nodes, blocks[:count])
         self._full[nodes] = hashes.full[first : first + count]
         self._short[nodes] = hashes.shorts[first : first + count]
         self._alive[nodes] = True
         self._keep_runs(parent, nodes)
         return nodes
 
-    def evict(self, count: int) -> tuple[Blocks, Shorts]:
-        """Drop `count` (<= cached) nodes: their blocks and short hashes, in order of eviction."""
-        doomed: list[int] = []
-        while len(doomed) < count:
-            stamp, leaf = self._leaves.pop()
-            if not self._evictable_leaf(leaf):
-                continue
-            if self._stamp.item(leaf) != stamp:
-                self._leaves.push(self._stamp.item(leaf), leaf)
-                continue
-            self._evict_branch(leaf, count, doomed)
-        nodes = np.array(doomed, dtype=np.int64)
-        self._forget(nodes)
-        self.evicted += len(nodes)
-        return self._block[nodes], self._short[nodes]
+    def evict(self, count: int) -> Evicted:
+        """Take `count` (<= device.cached) nodes off the device: to the host as far as it has room for them, where
+        the least recently used leaf gives way first, be it an old resident or one of them."""
+        nodes, blocks = self.device.peel(count)
+        if not self.host_blocks:
+            self._forget(nodes)
+            return Evicted(blocks, NO_NODES, NO_BLOCKS, NO_BLOCKS, nodes)
+        self.host.put(nodes, _UNPLACED)
+        for node in nodes[self.host.children[nodes] == 0].tolist():
+            self.host.offer(node)
+        dropped, hosts = self.host.peel(max(0, count - len(self._unused_hosts)))
+        self._unused_hosts.give(hosts[hosts != _UNPLACED])
+        kept = self.host.block[nodes] == _UNPLACED
+        moved = nodes[kept]
+        targets = self._unused_hosts.take(len(moved)).astype(np.int32)
+        self.host.block[moved] = targets
+        self._forget(dropped)
+        return Evicted(blocks, moved, blocks[kept], targets, dropped)
 
-    def _evict_branch(self, node: int, count: int, doomed: list[int]) -> None:
-        """Doom `node` and the ancestors that eviction would take next anyway: last used with it,
-        with no other child. Saves the queue a push and a pop for each."""
-        parent_of, refs, children, stamp_of = (
-            self._parent.item, self._refs.item, self._children.item, self._stamp.item,
-        )  # fmt: skip
-        stamp = stamp_of(node)
-        while True:
-            doomed.append(node)
-            self._alive[node] = False
-            node = parent_of(node)
-            self._children[node] -= 1
-            if len(doomed) == count or node == ROOT or refs(node) or children(node) or stamp_of(node) != stamp:
-                break
-        self._offer(node)
+    def bring_back(self, nodes: Nodes, blocks: Blocks) -> None:
+        """Host residents, parents first, are on the device from now on; their host blocks are free."""
+        self._unused_hosts.give(self.host.remove(nodes))
+        self.device.put(nodes, blocks)
 
-    def _forget(self, nodes: Nodes) -> None:
-        self.cached -= len(nodes)
+    def lose(self, roots: Nodes) -> Nodes:
+        """The contents of host residents `roots` are lost: they and all below them are gone from every look-up,
+        for their holders too (`usable`). The lost nodes, children before parents."""
+        lost = self._below(roots)
+        if not len(lost):
+            return lost
+        held = self._refs[lost] > 0
+        hosts = self.host.remove(lost)
+        for node in self._parent[lost].tolist():
+            self.host.offer(node)
+        self._forget(lost, keep=held)
+        self._broken.update(zip(lost[held].tolist(), hosts[held].tolist(), strict=True))
+        self._unused_hosts.give(hosts[~held])
+        return lost
+
+    def _below(self, roots: Nodes) -> Nodes:
+        """`roots` and every descendant, deepest first: all on the host. Walks the whole tier; only a failed copy
+        asks for it."""
+        residents = np.nonzero(self.host.block != NOWHERE)[0]
+        order = residents[np.argsort(self._depth[residents], kind="stable")].tolist()
+        doomed = set(roots.tolist())
+        for node in order:
+            if self._parent.item(node) in doomed:
+                doomed.add(node)
+        return np.array([node for node in reversed(order) if node in doomed], dtype=np.int64)
+
+    def _forget(self, nodes: Nodes, keep: Mask | None = None) -> None:
+        """Nobody finds `nodes` any more. Ids in the mask `keep` are not given to other nodes yet."""
+        self._alive[nodes] = False
         self.resident -= len(nodes)
         for key in self._short[nodes].tolist():
             del self._index[key]
         for node in nodes[self._depth[nodes] % RUN == 0].tolist():
             del self._runs[node]
-        self._unused.give(nodes)
-
-    def _evictable_leaf(self, node: int) -> bool:
-        return self._alive.item(node) and not self._refs.item(node) and not self._children.item(node)
-
-    def _offer(self, node: int) -> None:
-        """Queue `node` for eviction if it is a leaf nobody holds."""
-        if node != ROOT and self._evictable_leaf(node):
-            self._leaves.push(self._stamp.item(node), node)
+        self._unused.give(nodes if keep is None else nodes[~keep])
 
     def _untaken(self, keys: list[int]) -> int:
         """Length of the longest prefix of `keys` that are free in the index and distinct."""

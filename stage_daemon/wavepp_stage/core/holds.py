@@ -2,12 +2,13 @@
 
     lease          escrow             commit              materialise        install
   ─────────▶ leased ─────▶ escrowed ─────▶ committed ─────────▶ materialising ─────▶ owned
-                │              ▲  │ revise      │ uncommit │          │                 │
-                │              └──┴─────────────┘          │    release: waits          │
+                │              ▲  │ revise      │ uncommit │          │ abandon         │
+                │              └──┴─────────────┘          │          │ release: waits  │
                 └───────────────── release ────────────────┴──────────┴── release ──────┴──▶ retired
 
-Owns phases and the story of each hold. Counts and blocks are block_cache.py's. The table is the
-truth: `advance` compares the phase and sets it in one step, an absent pair is an IllegalTransition.
+A release in `materialising` waits for its end; one whose prefix was lost has no end and is abandoned.
+Owns phases and the story of each hold. Counts and blocks are block_cache.py's. The table is the truth:
+`advance` compares the phase and sets it in one step, an absent pair is an IllegalTransition.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from wavepp_proto.errors import InternalError
-from wavepp_proto.hashing import blocks_for
 from wavepp_proto.terms import ErrorInfo, HoldKey, HoldState
 from wavepp_stage.core.block_hashes import BlockHashes
-from wavepp_stage.core.block_tree import NO_NODES, Nodes
+from wavepp_stage.core.block_tree import NO_BLOCKS, NO_NODES
+from wavepp_stage.core.tier import Nodes
 from wavepp_stage.core.work import BlockTable
 
 STORY_ENTRIES = 16
@@ -46,6 +47,7 @@ class HoldInput(Enum):
     MATERIALISE = "materialise"
     INSTALL = "install"
     RELEASE = "release"
+    ABANDON = "abandon"  # its prefix was lost to a failed copy, and its copies have ended
     END_FORMATION = "end formation"  # the waves are gone, whatever was being done
 
 
@@ -63,6 +65,7 @@ TRANSITIONS: dict[tuple[Phase, HoldInput], Phase] = {
     (Phase.COMMITTED, HoldInput.END_FORMATION): Phase.RETIRED,
     (Phase.MATERIALISING, HoldInput.INSTALL): Phase.OWNED,
     (Phase.MATERIALISING, HoldInput.RELEASE): Phase.MATERIALISING,
+    (Phase.MATERIALISING, HoldInput.ABANDON): Phase.RETIRED,
     (Phase.MATERIALISING, HoldInput.END_FORMATION): Phase.RETIRED,
     (Phase.OWNED, HoldInput.RELEASE): Phase.RETIRED,
     (Phase.OWNED, HoldInput.END_FORMATION): Phase.RETIRED,
@@ -98,45 +101,75 @@ class Hold:
     hashes: BlockHashes
     ignore_floor: bool
     """The one oversized request: its own charges may use the headroom."""
+    snapshots: int = 0
+    """Recurrent snapshots to be taken on the way."""
     phase: Phase = Phase.LEASED
     chain: Nodes = field(default_factory=lambda: NO_NODES)
     """Held nodes from the root down: the lease, then what this sequence published."""
     leased_blocks: int = 0
     """Blocks of the lease; the endpoint in blocks."""
+    snapshot: int | None = None
+    """Node whose recurrent snapshot is held; None at endpoint 0 and once it was used."""
     escrow: int = 0
     """Blocks promised and not taken yet; falls with each one taken."""
-    table: BlockTable = field(default_factory=lambda: np.empty(0, dtype=np.int32))
-    """Grows from the leased blocks to ceil(prompt / B) block ids while materialising."""
+    escrow_states: int = 0
+    """Slots promised and not taken yet."""
+    taken: BlockTable = field(default_factory=lambda: NO_BLOCKS)
+    """Blocks behind the lease, while materialising."""
+    after_lot: int = 0
+    """Number of the last copy lot that must end before this hold is owned, or gives its blocks back."""
+    table: BlockTable = field(default_factory=lambda: NO_BLOCKS)
+    """ceil(prompt / B) block ids of an owned hold."""
     private: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
     """Which blocks of `table` belong to this sequence alone."""
+    working: int | None = None
+    """Slot of the working state of an owned hold."""
+    planned: dict[int, int] = field(default_factory=dict)
+    """Slots of snapshots that prepared waves take, by position; not published yet."""
     publishing: bool = True
     """False after a hash collision or for want of room: the rest of the sequence stays private."""
+    void: bool = False
+    """A row of it was void: no later snapshot is published, its slot may hold anything."""
     release_waits: bool = False
     """A release arrived in `materialising`."""
     story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_ENTRIES))
 
     def advance(self, given: HoldInput) -> Phase:
         """Move by the table; raises IllegalTransition with the story of this hold."""
+        reached = self.require(given)
+        self.story.append(f"{given.value}:{reached.value}")
+        self.phase = reached
+        return reached
+
+    def require(self, given: HoldInput) -> Phase:
+        """Where `given` leads; raises IllegalTransition if nowhere. Nothing moves."""
         reached = TRANSITIONS.get((self.phase, given))
         if reached is None:
             raise self.illegal(given.value)
-        self.story.append(f"{given.value}:{reached.value}")
-        self.phase = reached
         return reached
 
     def illegal(self, given: str) -> IllegalTransition:
         return IllegalTransition(self.key, self.phase, given, " > ".join(self.story) or "new")
 
-    def demand(self, block_tokens: int) -> int:
-        """Blocks of the prompt that the lease does not cover."""
-        return blocks_for(self.prompt_tokens, block_tokens) - self.leased_blocks
-
     def state(self, block_tokens: int) -> HoldState:
         """This hold as the inventory lists it."""
-        owned = int(np.count_nonzero(self.private))
-        endpoint = self.leased_blocks * block_tokens
-        return HoldState(self.key, self.phase.value, endpoint, self.leased_blocks, self.escrow, owned)
+        return HoldState(
+            self.key,
+            self.phase.value,
+            endpoint=self.leased_blocks * block_tokens,
+            leased_blocks=self.leased_blocks,
+            escrow_blocks=self.escrow,
+            owned_blocks=len(self.private_blocks),
+            escrow_states=self.escrow_states,
+            owned_states=len(self.slots),
+        )
 
     @property
     def private_blocks(self) -> BlockTable:
-        return self.table[self.private]
+        """Blocks that belong to this sequence alone."""
+        return np.concatenate([self.taken, self.table[self.private]])
+
+    @property
+    def slots(self) -> list[int]:
+        """Slots that belong to this sequence alone."""
+        return [*(() if self.working is None else (self.working,)), *self.planned.values()]
