@@ -1,13 +1,15 @@
 """Builders and a driver for the stage core, without a shell.
 
-`StageDriver` plays the controller and the executor of one stage: it counts ordinals, posts events and
-checks every invariant after each. Used by unit and property tests of the stage core.
+`StageDriver` plays the controller, the executor and the copy thread of one stage: it counts ordinals,
+posts events at its own clock and checks every invariant after each. Used by unit and property tests of
+the stage core.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
@@ -16,6 +18,7 @@ from wavepp_proto.hashing import HashScope, hash_blocks
 from wavepp_proto.terms import (
     AnnounceFrame,
     Attempt,
+    CacheGroup,
     DaemonKey,
     Epoch,
     Fence,
@@ -41,6 +44,7 @@ from wavepp_proto.terms import (
 from wavepp_stage.core import events as ev
 from wavepp_stage.core.block_hashes import BlockHashes
 from wavepp_stage.core.machine import StageMachine
+from wavepp_stage.core.work import CopyLot
 
 B = 4
 """Tokens in a block of these tests."""
@@ -71,6 +75,10 @@ def join_plan(
     floor_blocks: int = 0,
     layers: tuple[int, int] = (0, 4),
     block_tokens: int = B,
+    host_pool_blocks: int = 0,
+    state_slots: int = 0,
+    groups: tuple[CacheGroup, ...] = (CacheGroup.ATTENTION,),
+    silence_ms: int = 1250,
 ) -> JoinPlan:
     return JoinPlan(
         fence=Fence(Epoch(epoch), Formation(formation), Incarnation(incarnation)),
@@ -82,7 +90,7 @@ def join_plan(
         last_layer=layers[1],
         block_tokens=block_tokens,
         pool_blocks=pool_blocks,
-        host_pool_blocks=0,
+        host_pool_blocks=host_pool_blocks,
         floor_blocks=floor_blocks,
         wave_tokens=1024,
         lanes=8,
@@ -90,33 +98,49 @@ def join_plan(
         link_store="",
         peers=(),
         deadline_ms=1000,
+        silence_ms=silence_ms,
+        state_slots=state_slots,
+        groups=groups,
     )
 
 
 @dataclass
 class StageDriver:
-    """One stage machine with a controller and an executor that do as they are told."""
+    """One stage machine with a controller, an executor and a copy thread that do as they are told."""
 
     machine: StageMachine
     plan: JoinPlan
     round_ordinal: int = 0
     wave_ordinal: int = 0
+    now: float = 0.0
+    """Monotonic seconds of every event."""
+    lots: deque[CopyLot] = field(default_factory=deque)
+    """Copies under way, in order."""
 
     @classmethod
     def joined(cls, plan: JoinPlan | None = None, machine: StageMachine | None = None) -> StageDriver:
         plan = plan or join_plan()
         driver = cls(machine or StageMachine(plan.fence.incarnation), plan)
-        driver.post(ev.JoinAsked(plan, 0.0))
+        driver.post(ev.JoinAsked(plan, driver.now))
         return driver
 
     def rejoin(self, plan: JoinPlan) -> list[ev.Action]:
         self.plan, self.wave_ordinal = plan, 0
-        return self.post(ev.JoinAsked(plan, 0.0))
+        return self.post(ev.JoinAsked(plan, self.now))
 
     def post(self, event: ev.Event) -> list[ev.Action]:
         actions = self.machine.handle(event)
+        self.lots += [action.lot for action in actions if isinstance(action, ev.StartCopies)]
         self.machine.check()
         return actions
+
+    def hear(self) -> list[ev.Action]:
+        """A heartbeat of the controller."""
+        return self.post(ev.ControllerHeard(self.fence(), self.now))
+
+    def end_copies(self, ok: bool = True) -> list[ev.Action]:
+        """The copy thread is done with its oldest lot."""
+        return self.post(ev.CopiesEnded(self.lots.popleft().number, ok, self.now))
 
     def one(self, event: ev.Event, kind: type[A]) -> A:
         """The only action of `kind` that `event` caused."""
@@ -129,7 +153,7 @@ class StageDriver:
 
     def announce(self, name: str, tokens: Sequence[int], *, send_tokens: bool = True, attempt: int = 1) -> HoldKey:
         frame = self.frame(name, tokens, send_tokens=send_tokens, attempt=attempt)
-        self.post(ev.Announced(frame, 0.0))
+        self.post(ev.Announced(frame, self.now))
         return frame.key
 
     def frame(self, name: str, tokens: Sequence[int], *, send_tokens: bool = True, attempt: int = 1) -> AnnounceFrame:
@@ -155,37 +179,41 @@ class StageDriver:
     ) -> ev.RoundArrived:
         self.round_ordinal += 1
         asked = Round(self.fence(self.round_ordinal), 1000, tuple(releases), tuple(revises), tuple(prepares))
-        return ev.RoundArrived(asked, 0.0)
+        return ev.RoundArrived(asked, self.now)
 
     def votes(self, **entries: Sequence[Release] | Sequence[Revise] | Sequence[Prepare]) -> tuple[Vote, ...]:
         return self.one(self.next_round(**entries), ev.SendVotes).votes.votes  # type: ignore[arg-type]
 
-    def prepare(self, hold: HoldKey, candidate: int = 0, *, ignore_headroom: bool = False) -> Vote:
-        (vote,) = self.votes(prepares=[Prepare(hold, candidate, ignore_headroom=ignore_headroom)])
+    def prepare(self, hold: HoldKey, candidate: int = 0, *, snapshots: int = 0, ignore_headroom: bool = False) -> Vote:
+        (vote,) = self.votes(prepares=[Prepare(hold, candidate, (), snapshots, ignore_headroom)])
         return vote
 
-    def revise(self, hold: HoldKey, endpoint: int) -> Vote:
-        (vote,) = self.votes(revises=[Revise(hold, endpoint)])
+    def revise(self, hold: HoldKey, endpoint: int, *, snapshots: int = 0) -> Vote:
+        (vote,) = self.votes(revises=[Revise(hold, endpoint, snapshots=snapshots)])
         return vote
 
-    def release(self, hold: HoldKey, after_wave: int | None = None) -> list[ev.Action]:
+    def release(self, hold: HoldKey, after_wave: int | None = None, *, ended: bool = False) -> list[ev.Action]:
         after = None if after_wave is None else WaveOrdinal(after_wave)
-        return self.post(ev.ReleaseArrived(self.fence(), Release(hold, after), 0.0))
+        return self.post(ev.ReleaseArrived(self.fence(), Release(hold, after, ended), self.now))
 
     def send_wave(self, *rows: Row) -> list[ev.Action]:
         self.wave_ordinal += 1
-        return self.post(ev.WaveArrived(WaveCommand(self.fence(self.wave_ordinal), rows), 0.0))
+        return self.post(ev.WaveArrived(WaveCommand(self.fence(self.wave_ordinal), rows), self.now))
 
     def prepare_wave(self, ordinal: int) -> ev.WavePrepared:
-        """As an executor does: post until the last slice is done."""
+        """As an executor does: post until the last slice is done and the last copy is complete."""
         while True:
-            for action in self.post(ev.PrepareWave(WaveOrdinal(ordinal), 0.0)):
+            for action in self.post(ev.PrepareWave(WaveOrdinal(ordinal), self.now)):
                 if isinstance(action, ev.WavePrepared):
                     return action
                 assert not isinstance(action, ev.CoreError), action
+                if isinstance(action, ev.WaveWaits):
+                    assert self.lots, "the wave waits and nothing is copied"
+            if self.lots:
+                self.end_copies()
 
     def retire_wave(self, ordinal: int, void: int = 0, faults: tuple[RowFault, ...] = ()) -> ev.WaveDone:
-        return self.one(ev.WaveRetired(WaveOrdinal(ordinal), void, faults, (), 0.0), ev.WaveDone)
+        return self.one(ev.WaveRetired(WaveOrdinal(ordinal), void, faults, (), self.now), ev.WaveDone)
 
     def run_wave(self, *rows: Row) -> tuple[ev.WavePrepared, ev.WaveDone]:
         """Send, prepare and retire one wave whose rows are fine."""

@@ -9,10 +9,11 @@ import pytest
 
 from tests.harness.stage_core import B, StageDriver, join_plan, key, packed_hashes
 from wavepp_proto import limits
-from wavepp_proto.errors import InvalidRequest, MessageTooLarge, QueueFull, WaveppError
+from wavepp_proto.errors import InvalidRequest, MessageTooLarge, QueueFull, StaleMessage, from_info
 from wavepp_proto.hashing import HASH_BYTES
-from wavepp_proto.terms import AnnounceFrame, HoldKey, Sampling, TraceContext
+from wavepp_proto.terms import AnnounceFrame, HoldKey, Sampling, TraceContext, VoteOutcome
 from wavepp_stage.core import announcements as module
+from wavepp_stage.core import events as ev
 from wavepp_stage.core.announcements import Announcements
 from wavepp_stage.core.machine import StageMachine
 
@@ -117,6 +118,35 @@ def test_frames_so_far_are_dropped_when_a_later_one_is_wrong(stage: Stage) -> No
     assert stage.known._bytes == 0
     with pytest.raises(InvalidRequest):
         stage.add(second)
+    assert stage.add(first, second) == [False, True]
+
+
+def test_frames_are_ignored_up_to_the_last_when_an_earlier_one_was_refused(stage: Stage) -> None:
+    first, second = split(whole(), 1, 4)
+    middle = replace(second, block_hashes=b"", token_ids=second.token_ids[:8], last=False)
+    with pytest.raises(InvalidRequest):
+        stage.add(replace(first, block_hashes=b"short"))
+    assert stage.add(middle, second) == [False, False]  # told once
+    with pytest.raises(InvalidRequest):
+        stage.add(second)  # the matter is closed: this is a new announcement, without its beginning
+    assert stage.known._refused == {}
+
+
+def test_refused_announcement_is_taken_when_it_starts_afresh(stage: Stage) -> None:
+    first, second = split(whole(), 1, 4)
+    with pytest.raises(InvalidRequest):
+        stage.add(replace(first, block_hashes=b"short"))
+    assert stage.add(first, second) == [False, True]
+    stage.known.check()
+
+
+def test_refused_keys_are_bounded_when_refusals_storm(stage: Stage) -> None:
+    first = replace(split(whole(), 1, 4)[0], block_hashes=b"short")
+    for index in range(limits.MAX_TOMBSTONES + 100):
+        with pytest.raises(InvalidRequest):
+            stage.add(replace(first, key=key(str(index))))
+    assert len(stage.known._refused) == limits.MAX_TOMBSTONES
+    stage.known.check()
 
 
 def test_frame_is_refused_when_it_exceeds_the_wire_limit(stage: Stage) -> None:
@@ -160,6 +190,14 @@ def test_rest_of_the_frames_vanishes_when_the_cancel_came_between_them(stage: St
     assert len(stage.known) == 0
 
 
+def test_second_copy_vanishes_when_its_request_is_over(stage: Stage) -> None:
+    """field bug 40, the other way round: it was known, and is announced again behind its release."""
+    stage.add(whole())
+    stage.known.forget(key("a"))
+    assert stage.add(whole(), *split(whole(), 1, 4)) == [False, False, False]
+    assert (len(stage.known), stage.known._bytes) == (0, 0)
+
+
 def test_tombstones_are_bounded_when_cancels_storm(stage: Stage) -> None:
     for index in range(limits.MAX_TOMBSTONES + 100):
         stage.known.forget(key(str(index)))
@@ -167,7 +205,37 @@ def test_tombstones_are_bounded_when_cancels_storm(stage: Stage) -> None:
     assert stage.add(whole("99"), whole("100")) == [True, False]
 
 
-def test_refusals_are_typed_when_they_reach_the_sender(stage: Stage) -> None:
-    with pytest.raises(WaveppError) as caught:
-        stage.add(replace(whole(), first_block=1))
-    assert (caught.value.reason, caught.value.code) == ("INVALID_REQUEST", "INVALID_ARGUMENT")
+def test_only_its_own_request_fails_when_an_announcement_is_refused() -> None:
+    """The stream goes on: others are acknowledged, and may be prepared."""
+    stage = StageDriver.joined()
+    first, second = split(stage.frame("a", TOKENS), 1, 4)
+    wrong = stage.one(ev.Announced(replace(first, first_block=1), 0.0), ev.SendAck).ack
+    assert (wrong.key, wrong.refused and wrong.refused.reason) == (key("a"), "INVALID_REQUEST")
+    assert stage.post(ev.Announced(second, 0.0)) == []
+    assert stage.one(ev.Announced(stage.frame("b", TOKENS), 0.0), ev.SendAck).ack.refused is None
+    assert stage.prepare(key("a")).outcome is VoteOutcome.NOT_ANNOUNCED
+    assert stage.prepare(key("b")).outcome is VoteOutcome.COMMITTED
+
+
+@pytest.mark.parametrize(("bound", "most"), [("MAX_ANNOUNCED", 1), ("MAX_ANNOUNCED_BYTES", 110)])
+def test_refusal_may_be_tried_again_when_the_stage_is_full(
+    monkeypatch: pytest.MonkeyPatch, bound: str, most: int
+) -> None:
+    monkeypatch.setattr(module, bound, most)
+    stage = StageDriver.joined()
+    a = stage.announce("a", TOKENS)
+    stage.prepare(a)
+    refused = stage.one(ev.Announced(stage.frame("b", TOKENS), 0.0), ev.SendAck).ack.refused
+    assert refused is not None
+    assert refused.reason == "QUEUE_FULL"
+    assert from_info(refused).retryable
+    stage.release(a, ended=True)
+    assert stage.one(ev.Announced(stage.frame("b", TOKENS), 0.0), ev.SendAck).ack.refused is None
+
+
+def test_announcement_is_stale_and_not_refused_when_its_fence_is_old() -> None:
+    stage = StageDriver.joined()
+    frame = stage.frame("a", TOKENS)
+    stage.rejoin(join_plan(formation=2))
+    with pytest.raises(StaleMessage):
+        stage.post(ev.Announced(frame, 0.0))

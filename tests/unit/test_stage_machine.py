@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.harness.stage_core import StageDriver, join_plan, key
-from wavepp_proto.errors import FormationEnded, StaleMessage, WaveppError
+from wavepp_proto.errors import FormationEnded, JoinRefused, StaleMessage
 from wavepp_proto.terms import (
     Epoch,
     Fence,
@@ -46,6 +46,7 @@ def stale(fence: Fence) -> list[ev.Event]:
         ev.Announced(replace(frame, fence=fence), 0.0),
         ev.RoundArrived(Round(replace(fence, ordinal=1), 1), 0.0),
         ev.WaveArrived(WaveCommand(replace(fence, ordinal=1), (Row(key("a"), 0, 4),)), 0.0),
+        ev.ControllerHeard(fence, 0.0),
         ev.FormationEnd(fence, 0.0),
     ]
 
@@ -70,7 +71,7 @@ def test_every_event_is_stale_when_any_part_of_its_fence_differs(stage: StageDri
 
 def test_nothing_is_served_before_the_first_join() -> None:
     machine = StageMachine(Incarnation(7))
-    for event in stale(Fence(Epoch(0), Formation(0), Incarnation(7)))[:3]:
+    for event in stale(Fence(Epoch(0), Formation(0), Incarnation(7)))[:-1]:
         with pytest.raises(FormationEnded):
             machine.handle(event)
     assert machine.digests_since(0) == []
@@ -78,23 +79,33 @@ def test_nothing_is_served_before_the_first_join() -> None:
     machine.check()
 
 
-def test_inventory_lists_everything_and_fences_when_a_new_leader_asks(stage: StageDriver) -> None:
+def test_inventory_lists_every_hold_and_order_when_the_leader_asks(stage: StageDriver) -> None:
     a, b, c = stage.announce("a", range(9)), stage.announce("b", range(9)), stage.announce("c", range(9))
     stage.votes(prepares=[Prepare(a, 0), Prepare(b, 0)])
+    _, done = stage.run_wave(Row(a, 0, 9, final=True))
+    (taken,) = stage.post(ev.InventoryAsked(stage.fence(), 0.0))
+    assert isinstance(taken, ev.InventoryTaken)
+    found = taken.inventory
+    assert [(hold.key, hold.phase) for hold in found.holds] == [(a, "owned"), (b, "committed")]
+    assert found.announced == (a, b, c)
+    assert (found.last_round, found.last_wave, found.running_hash) == (1, 1, done.running_hash)
+    assert (found.pool_blocks, found.capacity) == (16, stage.machine.capacity())
+
+
+def test_inventory_fences_before_it_lists_when_a_new_leader_asks(stage: StageDriver) -> None:
+    """Nothing is listed that is not there: what the older leader had held went with its formation."""
+    a = stage.announce("a", range(9))
+    stage.votes(prepares=[Prepare(a, 0), Prepare(stage.announce("b", range(9)), 0)])
     stage.run_wave(Row(a, 0, 9, final=True))
     asked = ev.InventoryAsked(Fence(Epoch(5), Formation(0), Incarnation(7)), 0.0)
     ended, taken = stage.post(asked)[:2]
     assert ended == ev.FormationEnded(1)
     assert isinstance(taken, ev.InventoryTaken)
-    assert [(hold.key, hold.phase) for hold in taken.inventory.holds] == [(a, "owned"), (b, "committed")]
-    assert taken.inventory.announced == (a, b, c)
-    assert (taken.inventory.last_round, taken.inventory.last_wave) == (1, 1)
+    assert (taken.inventory.holds, taken.inventory.announced) == ((), ())
+    assert (taken.inventory.last_wave, taken.inventory.quarantined_blocks) == (0, 1)
     with pytest.raises(StaleMessage, match="epoch"):
         stage.votes()
-    after = stage.machine.inventory()
-    assert (after.holds, after.announced, after.quarantined_blocks) == ((), (), 1)
-    again = stage.one(asked, ev.InventoryTaken)  # the same leader asks again: nothing ends
-    assert again.inventory.holds == ()
+    assert stage.one(asked, ev.InventoryTaken) == taken  # the same leader asks again: nothing ends
     assert stage.rejoin(join_plan(epoch=5, formation=1))[0] == ev.FormationStarted(
         join_plan(epoch=5, formation=1), rebuild=False, ended=0
     )
@@ -138,15 +149,10 @@ def test_cached_blocks_are_gone_when_a_new_formation_changes_the_stage(
     assert room(stage)[0] == plan.pool_blocks
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"pool_blocks": 0}, {"floor_blocks": 16}, {"block_tokens": 0}, {"stage": 2}, {"layers": (4, 4)}, {"stages": 65}],
-)
-def test_plan_is_refused_by_name_when_a_field_is_out_of_range(stage: StageDriver, change: dict[str, int]) -> None:
-    with pytest.raises(WaveppError) as caught:
-        stage.post(ev.JoinAsked(join_plan(formation=2, **change), 0.0))  # type: ignore[arg-type]
-    assert caught.value.reason == "JOIN_REFUSED"
-    stage.votes()  # the present formation goes on
+def test_present_formation_goes_on_when_a_plan_is_refused(stage: StageDriver) -> None:
+    with pytest.raises(JoinRefused):
+        stage.post(ev.JoinAsked(join_plan(formation=2, pool_blocks=0), 0.0))
+    stage.votes()
 
 
 def test_blocks_come_back_when_the_executor_of_an_ended_formation_stops(stage: StageDriver) -> None:

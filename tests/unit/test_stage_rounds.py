@@ -154,11 +154,32 @@ def test_round_is_answered_from_memory_when_it_comes_again(stage: StageDriver) -
     assert second.votes.votes == ()
 
 
+def test_votes_are_replayed_in_order_when_a_new_stream_sends_unanswered_rounds_again(stage: StageDriver) -> None:
+    """field bugs 1 and 2: a decision is applied once, whatever became of the answer."""
+    stage.prefill("x", range(9))
+    a, b = stage.announce("a", range(9)), stage.announce("b", range(20, 29))
+    rounds = [
+        stage.next_round(prepares=[Prepare(a, 8), Prepare(b, 0)]),
+        stage.next_round(revises=[Revise(a, 4)]),
+        stage.next_round(releases=[Release(b, ended=True)]),
+    ]
+    first = [stage.post(event)[0] for event in rounds]
+    before = stage.machine.inventory()
+    assert [stage.post(event) for event in rounds] == [[votes] for votes in first]
+    assert stage.machine.inventory() == before
+
+
 def test_round_is_stale_when_one_before_it_is_missing(stage: StageDriver) -> None:
-    stage.votes()
+    a = stage.announce("a", range(9))
+    stage.prepare(a)
     stage.round_ordinal += 1
-    with pytest.raises(StaleMessage, match="a round is missing"):
-        stage.post(stage.next_round())
+    before = stage.machine.inventory()
+    with pytest.raises(StaleMessage, match="a round is missing") as caught:
+        stage.post(stage.next_round(releases=[Release(a)]))
+    assert caught.value.fields["field"] == "ordinal"
+    assert stage.machine.inventory() == before
+    stage.round_ordinal = 1
+    assert stage.votes() == ()  # the one that was missing
 
 
 def test_first_round_of_a_formation_may_carry_any_ordinal(stage: StageDriver) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.harness.stage_core import B, StageDriver, join_plan, key
 from wavepp_proto.errors import InvalidRequest, StaleMessage
+from wavepp_proto.limits import MAX_TOMBSTONES
 from wavepp_proto.terms import (
     Prepare,
     Release,
@@ -93,8 +94,30 @@ def test_wave_is_ignored_when_sent_again_and_stale_when_one_is_missing(stage: St
     command = WaveCommand(stage.fence(1), (Row(a, 0, 4),))
     assert stage.post(ev.WaveArrived(command, 0.0)) == [ev.WaveQueued(command)]
     assert stage.post(ev.WaveArrived(command, 0.0)) == []
-    with pytest.raises(StaleMessage, match="a wave is missing"):
+    before = stage.machine.inventory()
+    with pytest.raises(StaleMessage, match="a wave is missing") as caught:
         stage.post(ev.WaveArrived(WaveCommand(stage.fence(3), (Row(a, 4, 5, final=True),)), 0.0))
+    assert (caught.value.fields["field"], caught.value.fields["limit"]) == ("ordinal", "2")
+    assert stage.machine.inventory() == before
+    with pytest.raises(StaleMessage):
+        stage.machine.void_bitmap(WaveOrdinal(3))  # nothing is queued under that ordinal
+
+
+def test_waves_sent_again_change_nothing_when_they_are_queued_prepared_or_retired(stage: StageDriver) -> None:
+    """A stream that was cut begins again with what the controller saw no report of."""
+    a = stage.announce("a", range(16))
+    stage.prepare(a)
+    commands = [WaveCommand(stage.fence(ordinal), (Row(a, 4 * (ordinal - 1), 4),)) for ordinal in (1, 2, 3)]
+    for command in commands:
+        stage.post(ev.WaveArrived(command, 0.0))
+    stage.prepare_wave(1)
+    stage.prepare_wave(2)
+    stage.retire_wave(1)
+    before = stage.machine.inventory()
+    assert [stage.post(ev.WaveArrived(command, 0.0)) for command in commands] == [[], [], []]
+    assert stage.machine.inventory() == before
+    stage.retire_wave(2)
+    assert not stage.prepare_wave(3).work.rows[0].void
 
 
 @pytest.mark.parametrize("rows", [(), (Row(key("a"), 0, 0),), (Row(key("a"), 0, 2000),), (Row(key("a"), 0, 1),) * 2])
@@ -105,6 +128,29 @@ def test_wave_is_refused_when_it_breaks_the_plan(stage: StageDriver, rows: tuple
     stage.prepare(a)
     stage.wave_ordinal = 0
     assert stage.send_wave(Row(a, 0, 4, final=True))
+
+
+@pytest.mark.parametrize("snapshots", [(4,), (6,), (20,), (12, 8), (8, 8), (8, 4)])
+def test_wave_is_refused_by_name_when_a_snapshot_lies_off_its_chunk(
+    stage: StageDriver, snapshots: tuple[int, ...]
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        stage.send_wave(Row(key("a"), 4, 12, snapshots=snapshots))
+    assert caught.value.fields["field"] == "snapshots"
+    stage.wave_ordinal = 0
+    assert stage.send_wave(Row(key("a"), 4, 12, snapshots=(8, 12, 16)))
+
+
+def test_hashes_differ_when_two_stages_would_take_different_snapshots() -> None:
+    """I1 covers snapshots: a stage that took another one would resume from another place."""
+    seen = []
+    for snapshots in ((), (4,), (8,), (4, 8)):
+        stage = StageDriver.joined()
+        a = stage.announce("a", range(9))
+        stage.prepare(a)
+        prepared, done = stage.run_wave(Row(a, 0, 9, True, snapshots))
+        seen.append((prepared.work.chunks, done.running_hash))
+    assert len(set(seen)) == 4
 
 
 def test_executor_is_refused_when_it_skips_a_wave(stage: StageDriver) -> None:
@@ -228,8 +274,31 @@ def test_announcement_stays_when_a_release_prepares_for_another_try(stage: Stage
 
 
 def test_announcement_does_not_resurrect_when_the_cancel_came_first(stage: StageDriver) -> None:
+    """field bug 40"""
     a = key("a")
     stage.post(ev.ReleaseArrived(stage.fence(), Release(a, ended=True), 0.0))
     assert stage.post(ev.Announced(stage.frame("a", range(9)), 0.0)) == []
     assert stage.prepare(a).outcome is VoteOutcome.NOT_ANNOUNCED
     assert stage.machine.inventory().announced == ()
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_prepare_holds_nothing_when_its_release_overtook_it(stage: StageDriver, known: bool) -> None:
+    """A round's release comes before the announcement that another stream brings, or before its second copy."""
+    a = stage.announce("a", range(9)) if known else key("a")
+    stage.votes(releases=[Release(a, ended=True)])
+    assert stage.post(ev.Announced(stage.frame("a", range(9)), 0.0)) == []
+    assert stage.prepare(a).outcome is VoteOutcome.NOT_ANNOUNCED
+    assert (stage.machine.inventory().holds, room(stage)) == ((), (16, 0, 0))
+    b = stage.announce("a", range(9), attempt=2)
+    assert stage.prepare(b).outcome is VoteOutcome.COMMITTED
+    stage.release(b)
+
+
+def test_cancels_change_nothing_when_they_are_unknown_and_come_in_thousands(stage: StageDriver) -> None:
+    """field bug 45"""
+    before = stage.machine.inventory()
+    for index in range(MAX_TOMBSTONES + 10):
+        stage.machine.handle(ev.ReleaseArrived(stage.fence(), Release(key(f"r{index}"), ended=True), 0.0))
+    assert stage.machine.inventory() == before
+    stage.machine.check()

@@ -1,8 +1,9 @@
 """What the controller told this stage about requests, ahead of their rounds.
 
-Owns frames being gathered, complete announcements and the tombstones of cancels that came before
-their announcement. Bounded in count and bytes: a newcomer displaces the oldest request that holds
-nothing, and is refused when there is none. Does not own holds (block_cache.py).
+Owns frames being gathered, complete announcements, the keys whose frames are refused, and tombstones
+of requests that are over: their announcement may still be on its way. Bounded in count and bytes: a
+newcomer displaces the oldest request that holds nothing, and is refused when there is none. Does not
+own holds (block_cache.py).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wavepp_proto import limits
-from wavepp_proto.errors import InvalidRequest, MessageTooLarge, QueueFull, WaveppError
+from wavepp_proto.errors import InternalError, InvalidRequest, MessageTooLarge, QueueFull, WaveppError
 from wavepp_proto.hashing import HASH_BYTES, TOKEN_BYTES, full_blocks
 from wavepp_proto.terms import AnnounceFrame, HoldKey, Sampling, TraceContext
 from wavepp_stage.core.block_hashes import BlockHashes
@@ -61,7 +62,10 @@ class Announcements:
         self._is_held = is_held
         self._gathered: dict[HoldKey, _Gathered] = {}
         self._complete: dict[HoldKey, Announcement] = {}
+        self._refused: dict[HoldKey, None] = {}
+        """Refused in a frame that was not the last: what follows of it tells nothing new. Bounded."""
         self._tombstones: dict[HoldKey, None] = {}
+        """Requests that are over here. Bounded: the oldest go first, as the controller forgets ids."""
         self._bytes = 0
 
     def get(self, key: HoldKey) -> Announcement | None:
@@ -76,9 +80,10 @@ class Announcements:
     def add(self, frame: AnnounceFrame, block_tokens: int) -> bool:
         """Take a frame; True once the request is complete (again, if it was already).
 
-        The first frame sent again starts over. Frames of a cancelled request vanish. Raises
-        InvalidRequest, MessageTooLarge or QueueFull, and forgets the frames so far."""
-        if frame.key in self._tombstones:
+        The first frame sent again starts over. Frames of a cancelled request vanish, and those behind a
+        refused one up to the last. Raises InvalidRequest, MessageTooLarge or QueueFull: the request is
+        refused, and the frames so far are forgotten."""
+        if frame.key in self._tombstones or self._is_refused(frame):
             return False
         if frame.key in self._complete:
             return frame.last
@@ -88,26 +93,47 @@ class Announcements:
                 self._finish(gathered, frame, block_tokens)
         except WaveppError:
             self._drop_gathered(frame.key)
+            if not frame.last:
+                _remember(self._refused, frame.key)
             raise
         return frame.last
 
+    def _is_refused(self, frame: AnnounceFrame) -> bool:
+        """True for frames behind a refused one; its last frame, or a fresh start, closes the matter."""
+        if frame.key not in self._refused:
+            return False
+        fresh = not frame.first_block and not frame.first_token
+        if fresh or frame.last:
+            del self._refused[frame.key]
+        return not fresh
+
     def forget(self, key: HoldKey) -> None:
-        """The request is over here; a key that was not announced completely leaves a tombstone."""
+        """The request is over here: a copy of its announcement that comes later finds a tombstone."""
         known = self._complete.pop(key, None)
         if known is not None:
             self._bytes -= known.size
-            return
         self._drop_gathered(key)
-        self._tombstones[key] = None
-        if len(self._tombstones) > limits.MAX_TOMBSTONES:
-            del self._tombstones[next(iter(self._tombstones))]
+        self._refused.pop(key, None)
+        _remember(self._tombstones, key)
 
     def clear(self) -> None:
         """A formation ended: nothing that was announced in it is mentioned again."""
         self._gathered.clear()
         self._complete.clear()
+        self._refused.clear()
         self._tombstones.clear()
         self._bytes = 0
+
+    def check(self) -> None:
+        """Verify bounds and counts; raises InternalError."""
+        size = sum(known.size for known in self._complete.values()) + sum(part.size for part in self._gathered.values())
+        if size != self._bytes:
+            raise InternalError(
+                "announced bytes are the sum over requests", field="bytes", value=self._bytes, limit=size
+            )
+        over = self._tombstones.keys() & (self._complete.keys() | self._gathered.keys() | self._refused.keys())
+        if over or self._complete.keys() & self._gathered.keys() or self._refused.keys() & self._gathered.keys():
+            raise InternalError("a request is announced in one way only", field="announced", value=len(over))
 
     def _gather(self, frame: AnnounceFrame) -> _Gathered:
         _check_frame(frame)
@@ -156,6 +182,13 @@ class Announcements:
         gathered = self._gathered.pop(key, None)
         if gathered is not None:
             self._bytes -= gathered.size
+
+
+def _remember(keys: dict[HoldKey, None], key: HoldKey) -> None:
+    """Add `key`; beyond the bound the oldest one goes."""
+    keys[key] = None
+    if len(keys) > limits.MAX_TOMBSTONES:
+        del keys[next(iter(keys))]
 
 
 def _check_frame(frame: AnnounceFrame) -> None:

@@ -6,20 +6,28 @@ Owns these two questions only; what engines can load is theirs to refuse (engine
 from __future__ import annotations
 
 from wavepp_proto.errors import JoinRefused
-from wavepp_proto.limits import MAX_BLOCK_TOKENS, MAX_LANES, MAX_POOL_BLOCKS, MAX_STAGES
-from wavepp_proto.terms import JoinPlan
+from wavepp_proto.limits import MAX_BLOCK_TOKENS, MAX_LANES, MAX_POOL_BLOCKS, MAX_STAGES, MAX_STATE_SLOTS
+from wavepp_proto.terms import CacheGroup, JoinPlan
+
+MIN_STATE_SLOTS = 2
+"""A sequence's working state, and one snapshot beside it."""
 
 
 def check_plan(plan: JoinPlan) -> None:
     """Raise JoinRefused naming the first field out of range."""
+    _check_groups(plan)
+    recurrent = CacheGroup.RECURRENT in plan.groups
     ranges = [
         ("stages", plan.stages, 1, MAX_STAGES),
         ("stage", plan.key.stage, 0, plan.stages - 1),
         ("block_tokens", plan.block_tokens, 1, MAX_BLOCK_TOKENS),
         ("pool_blocks", plan.pool_blocks, 1, MAX_POOL_BLOCKS),
+        ("host_pool_blocks", plan.host_pool_blocks, 0, MAX_POOL_BLOCKS),
+        ("state_slots", plan.state_slots, MIN_STATE_SLOTS * recurrent, MAX_STATE_SLOTS * recurrent),
         ("floor_blocks", plan.floor_blocks, 0, plan.pool_blocks - 1),
         ("lanes", plan.lanes, 1, MAX_LANES),
         ("wave_tokens", plan.wave_tokens, 1, None),
+        ("silence_ms", plan.silence_ms, 1, None),
         ("last_layer", plan.last_layer, plan.first_layer + 1, None),
     ]
     for name, value, least, most in ranges:
@@ -27,6 +35,12 @@ def check_plan(plan: JoinPlan) -> None:
             raise JoinRefused(f"{name} is too small", field=name, value=value, limit=least)
         if most is not None and value > most:
             raise JoinRefused(f"{name} is too large", field=name, value=value, limit=most)
+
+
+def _check_groups(plan: JoinPlan) -> None:
+    if not plan.groups or len(set(plan.groups)) != len(plan.groups):
+        names = ",".join(group.value for group in plan.groups)
+        raise JoinRefused("a band has one or more cache groups, each once", field="groups", value=names)
 
 
 def needs_rebuild(old: JoinPlan | None, new: JoinPlan) -> bool:
@@ -46,4 +60,6 @@ def _shape(plan: JoinPlan) -> tuple[object, ...]:
         plan.host_pool_blocks,
         plan.wave_tokens,
         plan.lanes,
+        plan.state_slots,
+        frozenset(plan.groups),
     )

@@ -1,10 +1,11 @@
-"""The stage daemon's core: events in, actions out (DESIGN.md sections 4, 5 and 7).
+"""The stage daemon's core: events in, actions out.
 
-    standing ──Join──▶ serving ──FormationEnd, Join, higher epoch──▶ standing (the cache stays)
+    standing ──Join──▶ serving ──FormationEnd, Join, higher epoch, silence──▶ standing (the cache stays)
 
 Owns authority (epoch, formation, incarnation), the formation in service and the order in which its
 parts hear of things. Does not own time, threads or bytes: a shell calls `handle` under one mutex. The
-fence is checked by gate.py before any handler; handlers never look at epochs or incarnations.
+fence is checked by gate.py before any handler, the controller's silence (silence.py) behind it; handlers
+never look at epochs, incarnations or clocks.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from wavepp_proto.errors import FormationEnded as FormationEndedError
-from wavepp_proto.errors import InternalError, StaleMessage
+from wavepp_proto.errors import InternalError, InvalidRequest, QueueFull, StaleMessage
 from wavepp_proto.fence import NO_EPOCH, NO_FORMATION, Standing, check_fence
 from wavepp_proto.terms import (
     AnnounceAck,
@@ -25,7 +26,6 @@ from wavepp_proto.terms import (
     Incarnation,
     Inventory,
     JoinPlan,
-    RoundOrdinal,
     TraceContext,
     WaveOrdinal,
 )
@@ -39,9 +39,21 @@ from wavepp_stage.core.digest_feed import DigestFeed
 from wavepp_stage.core.gate import check_event
 from wavepp_stage.core.holds import IllegalTransition, Phase
 from wavepp_stage.core.join_plan import check_plan, needs_rebuild
+from wavepp_stage.core.lot_numbers import LotNumbers
 from wavepp_stage.core.served_formation import ServedFormation
+from wavepp_stage.core.stage_inventory import NO_CAPACITY, list_inventory
 
 MakeCache = Callable[[JoinPlan, DigestFeed], CacheManager]
+
+_OF_THE_CONTROLLER = (
+    ev.ControllerHeard,
+    ev.Announced,
+    ev.RoundArrived,
+    ev.WaveArrived,
+    ev.ReleaseArrived,
+    ev.PrepareWave,
+)
+"""What is done because the formation's controller wants it: not once it has been silent for too long."""
 
 
 def block_cache(plan: JoinPlan, feed: DigestFeed) -> CacheManager:
@@ -58,7 +70,7 @@ def block_cache(plan: JoinPlan, feed: DigestFeed) -> CacheManager:
 
 
 class StageMachine:
-    """One incarnation of a stage daemon."""
+    """One stage daemon's core; Reincarnate makes it the core of the next incarnation."""
 
     def __init__(self, incarnation: Incarnation, make_cache: MakeCache = block_cache) -> None:
         self.standing = Standing(NO_EPOCH, NO_FORMATION, incarnation)
@@ -67,10 +79,11 @@ class StageMachine:
         self._make_cache = make_cache
         self._feed = DigestFeed(incarnation)
         self._cache: CacheManager | None = None
+        self._lots = LotNumbers()
         self._announcements = Announcements(self._is_held)
         self._serving: ServedFormation | None = None
-        self._room = 0
-        """Room after the last event (blocks): digest readers are woken when it grows."""
+        self._room = (0, 0)
+        """Room after the last event (blocks, slots): digest readers are woken when one of them grows."""
         self._told = 0
         """Changes of the feed that readers were woken for."""
 
@@ -81,13 +94,35 @@ class StageMachine:
 
         A broken invariant is nobody's message: it comes back as a CoreError."""
         check_event(event, self.standing)
+        return self._answer(lambda: self._act(event))
+
+    def fence_deadline(self) -> float | None:
+        """When (s) the shell calls `fence_if_silent`, unless the controller is heard before; None: not at all."""
+        return self._serving.silence.deadline if self._serving else None
+
+    def fence_if_silent(self, now: float) -> list[ev.Action]:
+        """The shell's timer: the answer of a late event once the deadline is reached, nothing before."""
+        deadline = self.fence_deadline()
+        if deadline is None or now < deadline:
+            return []
+        return self._answer(lambda: self._fence_self(now))
+
+    def _answer(self, act: Callable[[], list[ev.Action]]) -> list[ev.Action]:
+        """What `act` causes, behind it the copies that it made due, and whether digest readers are to be woken."""
         try:
-            actions = self._dispatch(event)
+            actions = act()
+            if self._cache is not None:
+                actions += [ev.StartCopies(lot) for lot in self._lots.take(self._cache)]
         except (InternalError, IllegalTransition) as error:
             return [ev.CoreError(error.info())]
         if self._has_news():
             actions.append(ev.DigestChanged())
         return actions
+
+    def _act(self, event: ev.Event) -> list[ev.Action]:
+        if isinstance(event, _OF_THE_CONTROLLER) and self._lapsed(event.now):
+            return self._fence_self(event.now)
+        return self._dispatch(event)
 
     def _dispatch(self, event: ev.Event) -> list[ev.Action]:
         match event:
@@ -106,6 +141,11 @@ class StageMachine:
                 return [ev.WaveQueued(event.command)] if accepted else []
             case ev.ReleaseArrived():
                 return self._release(event)
+            case ev.ControllerHeard():
+                self._served().silence.hear(event.now)
+                return []
+            case ev.Reincarnate():
+                return self._reincarnate(event)
             case ev.PrepareWave():
                 return self._served().prepare_wave(event.ordinal)
             case ev.WaveRetired():
@@ -114,13 +154,17 @@ class StageMachine:
                 if self._cache is not None:
                     self._cache.executor_stopped(event.formation)
                 return []
+            case ev.CopiesEnded():
+                if self._cache is not None:
+                    self._lots.ended(self._cache, event.number, event.ok)
+                return []
 
     # --- authority --------------------------------------------------------------------------------
 
     def _take_inventory(self, event: ev.InventoryAsked) -> list[ev.Action]:
-        """Fence first: whatever the inventory lists, no older authority can change any more."""
-        inventory = self._inventory(event.fence)
+        """Fence first: what the inventory lists is there, and no older authority can change it any more."""
         ended = self._install_epoch(event.fence.epoch)
+        inventory = list_inventory(event.fence, self._cache, self._announcements, self._serving)
         return [*ended, ev.InventoryTaken(inventory)]
 
     def _install_epoch(self, epoch: Epoch) -> list[ev.Action]:
@@ -129,21 +173,6 @@ class StageMachine:
             return []
         self.standing = replace(self.standing, epoch=epoch, formation=NO_FORMATION)
         return self._end_formation()
-
-    def _inventory(self, fence: Fence) -> Inventory:
-        cache, serving = self._cache, self._serving
-        return Inventory(
-            fence,
-            holds=cache.inventory() if cache else (),
-            announced=self._announcements.keys(),
-            last_round=serving.rounds.last if serving else RoundOrdinal(0),
-            last_wave=serving.waves.retired if serving else WaveOrdinal(0),
-            running_hash=serving.waves.running_hash if serving else b"",
-            capacity=self.capacity(),
-            pool_blocks=cache.pool_blocks if cache else 0,
-            cached_blocks=cache.cached_blocks if cache else 0,
-            quarantined_blocks=cache.quarantined_blocks if cache else 0,
-        )
 
     def _join(self, event: ev.JoinAsked) -> list[ev.Action]:
         plan, old = event.plan, self.plan
@@ -161,6 +190,7 @@ class StageMachine:
         rebuild = needs_rebuild(old, plan)
         if rebuild or self._cache is None:
             self._cache = self._make_cache(plan, self._feed)
+            self._lots.cache_replaced()
         self._cache.floor_blocks = plan.floor_blocks
         self.plan = plan
         self.standing = replace(self.standing, formation=plan.fence.formation)
@@ -177,11 +207,31 @@ class StageMachine:
         self._announcements.clear()
         return [ev.FormationEnded(formation)]
 
+    def _lapsed(self, now: float) -> bool:
+        return self._serving is not None and self._serving.silence.lapsed(now)
+
+    def _fence_self(self, now: float) -> list[ev.Action]:
+        """Somebody else may have taken over long ago: nothing that this controller asked for is done any more."""
+        silent_s = self._served().silence.lasts(now)
+        return [*self._end_formation(), ev.SelfFenced(silent_s)]
+
+    def _reincarnate(self, event: ev.Reincarnate) -> list[ev.Action]:
+        """Epoch and formation stay: what was too old for this stage is too old for its next life."""
+        ended = self._end_formation()
+        self._announcements.clear()
+        self.standing = replace(self.standing, incarnation=event.incarnation)
+        self._feed.reincarnate(event.incarnation)
+        return ended
+
     # --- admission --------------------------------------------------------------------------------
 
     def _announce(self, event: ev.Announced) -> list[ev.Action]:
-        frame = event.frame
-        complete = self._announcements.add(frame, self._served().plan.block_tokens)
+        """A refusal is one request's: it is answered, and the stream goes on."""
+        frame, block_tokens = event.frame, self._served().plan.block_tokens
+        try:
+            complete = self._announcements.add(frame, block_tokens)
+        except (InvalidRequest, QueueFull) as error:
+            return [ev.SendAck(AnnounceAck(frame.fence, frame.key, refused=error.info()))]
         return [ev.SendAck(AnnounceAck(frame.fence, frame.key))] if complete else []
 
     def _release(self, event: ev.ReleaseArrived) -> list[ev.Action]:
@@ -207,7 +257,8 @@ class StageMachine:
 
     def inventory(self) -> Inventory:
         """Every hold and announcement, without asking for authority."""
-        return self._inventory(Fence(self.standing.epoch, self.standing.formation, self.standing.incarnation))
+        fence = Fence(self.standing.epoch, self.standing.formation, self.standing.incarnation)
+        return list_inventory(fence, self._cache, self._announcements, self._serving)
 
     def check_reader(self, fence: Fence) -> None:
         """Gate of the digest stream: raises StaleMessage."""
@@ -219,7 +270,7 @@ class StageMachine:
         return announcement.trace if announcement is not None else None
 
     def capacity(self) -> Capacity:
-        return self._cache.capacity() if self._cache else Capacity(0, 0, 0)
+        return self._cache.capacity() if self._cache else NO_CAPACITY
 
     def census(self) -> Census:
         return self._cache.census() if self._cache else Census()
@@ -230,8 +281,11 @@ class StageMachine:
 
     def check(self) -> None:
         """Verify every invariant; raises InternalError naming the broken one."""
+        self._announcements.check()
         if self._cache is not None:
             self._cache.check()
+        if self._serving is not None:
+            self._serving.check()
         holds = self._cache.inventory() if self._cache else ()
         owned = {state.key for state in holds if state.phase == Phase.OWNED.value}
         running = set(self._serving.sequences) if self._serving else set()
@@ -250,8 +304,9 @@ class StageMachine:
 
     def _has_news(self) -> bool:
         """Residency changed, or there is more room than readers were last told."""
-        capacity = self.capacity()
-        room = capacity.free_blocks + capacity.evictable_blocks - capacity.escrowed_blocks
-        news = room > self._room or self._feed.changes != self._told
-        self._room, self._told = room, self._feed.changes
+        now, told = self.capacity(), self._room
+        blocks = now.free_blocks + now.evictable_blocks - now.escrowed_blocks
+        states = now.recurrent_free + now.recurrent_evictable - now.recurrent_escrowed
+        news = blocks > told[0] or states > told[1] or self._feed.changes != self._told
+        self._room, self._told = (blocks, states), self._feed.changes
         return news

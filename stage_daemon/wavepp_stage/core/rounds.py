@@ -11,13 +11,14 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from wavepp_proto.errors import InvalidRequest, StaleMessage
-from wavepp_proto.limits import MAX_ROUND_ENTRIES
+from wavepp_proto.errors import InternalError, InvalidRequest, StaleMessage
+from wavepp_proto.limits import MAX_ROUND_ENTRIES, MAX_STATE_SLOTS
 from wavepp_proto.terms import (
     CacheGroup,
     GroupBlocks,
     GroupEndpoint,
     HoldKey,
+    JoinPlan,
     Prepare,
     Release,
     Revise,
@@ -27,13 +28,15 @@ from wavepp_proto.terms import (
     VoteOutcome,
     Votes,
 )
-from wavepp_stage.core.announcements import Announcements
-from wavepp_stage.core.cache_manager import CacheManager, Escrow
+from wavepp_stage.core.announcements import Announcement, Announcements
+from wavepp_stage.core.cache_manager import CacheManager, Escrow, Shortfall
 from wavepp_stage.core.holds import Phase
 
 REMEMBERED_ROUNDS = 64
 """One prepare round is in flight at a time, behind it rounds that only release; a broken stream
 re-sends from the last one it saw answered."""
+_TREE = frozenset({CacheGroup.ATTENTION})
+"""Every stage numbers blocks, one without attention layers too."""
 _UNMATERIALISED = (Phase.ESCROWED.value, Phase.COMMITTED.value)
 
 
@@ -42,19 +45,20 @@ class Rounds:
 
     def __init__(
         self,
-        block_tokens: int,
+        plan: JoinPlan,
         cache: CacheManager,
         announcements: Announcements,
         release: Callable[[Release], None],
     ) -> None:
-        self._block_tokens = block_tokens
+        self._block_tokens = plan.block_tokens
+        self._groups = _TREE | set(plan.groups)
         self._cache = cache
         self._announcements = announcements
         self._release = release
         self.last = RoundOrdinal(0)
         self._answered: deque[Votes] = deque(maxlen=REMEMBERED_ROUNDS)
-        self._last_vote: dict[HoldKey, Vote] = {}
-        """Of every hold: a repeated prepare is answered alike."""
+        self._last_vote: dict[HoldKey, tuple[Vote, int]] = {}
+        """Of every hold, with the snapshots it was promised: a repeated prepare is answered alike."""
 
     def apply(self, asked: Round) -> Votes:
         """Votes of `asked`; the remembered ones if it was applied before. Raises StaleMessage, InvalidRequest."""
@@ -87,47 +91,51 @@ class Rounds:
         announcement = self._announcements.get(asked.key)
         if announcement is None:
             return Vote(asked.key, VoteOutcome.NOT_ANNOUNCED, 0, 0)
-        held = self._last_vote.get(asked.key)
-        if held is not None and held.outcome is VoteOutcome.COMMITTED and held.endpoint == asked.candidate:
+        held, snapshots = self._last_vote.get(asked.key, (None, 0))
+        if held is not None and _answers(held, asked.candidate) and snapshots == asked.snapshots:
             return held
         state = self._cache.hold_state(asked.key)
         if state is not None and state.phase not in _UNMATERIALISED:
             outcome = VoteOutcome.COMMITTED if state.endpoint == asked.candidate else VoteOutcome.NO_HOLD
             return Vote(asked.key, outcome, state.endpoint, state.endpoint)
         self._cache.release(asked.key)  # another candidate starts over
-        vote = self._lease(asked)
+        vote = self._lease(asked, announcement)
         self.forget(asked.key)
         if vote.outcome is not VoteOutcome.NO_CAPACITY:
-            self._last_vote[asked.key] = vote
+            self._last_vote[asked.key] = (vote, asked.snapshots)
         return vote
 
-    def _lease(self, asked: Prepare) -> Vote:
+    def _lease(self, asked: Prepare, known: Announcement) -> Vote:
         """Lease, then escrow, then commit if the lease is the candidate; all or nothing."""
-        known = self._announcements.get(asked.key)
-        assert known is not None, "checked by the caller"
-        lease = self._cache.lease(asked.key, known.prompt_tokens, known.hashes, asked.candidate, asked.ignore_headroom)
+        key = asked.key
+        lease = self._cache.lease(
+            key, known.prompt_tokens, known.hashes, asked.candidate, asked.snapshots, asked.ignore_headroom
+        )
+        nothing = Vote(key, VoteOutcome.NO_CAPACITY, 0, lease.own_hit, lease.group_hits)
         if lease.shortfall:
-            return _no_capacity(asked.key, 0, lease.own_hit, 0, lease.shortfall)
-        escrow = self._cache.escrow(asked.key)
+            return replace(nothing, shortfall=_missing(lease.shortfall))
+        escrow, outcome = self._cache.escrow(key), VoteOutcome.LOWER
+        if not escrow.shortfall and escrow.endpoint == asked.candidate:
+            escrow, outcome = self._cache.commit(key), VoteOutcome.COMMITTED
         if escrow.shortfall:
-            self._cache.release(asked.key)
-            return _no_capacity(asked.key, 0, lease.own_hit, escrow.demand, escrow.shortfall)
-        if escrow.endpoint < asked.candidate:
-            return _promised(asked.key, VoteOutcome.LOWER, lease.own_hit, escrow)
-        self._cache.commit(asked.key)
-        return _promised(asked.key, VoteOutcome.COMMITTED, lease.own_hit, escrow)
+            self._cache.release(key)
+            return replace(nothing, demand_blocks=escrow.demand, shortfall=_missing(escrow.shortfall))
+        return _promised(nothing, outcome, escrow)
 
     def _revise(self, asked: Revise) -> Vote:
-        held, state = self._last_vote.get(asked.key), self._cache.hold_state(asked.key)
+        held, _ = self._last_vote.get(asked.key, (None, 0))
+        state = self._cache.hold_state(asked.key)
         if held is None or state is None or state.phase not in _UNMATERIALISED:
             return Vote(asked.key, VoteOutcome.NO_HOLD, 0, 0)
         if asked.endpoint > held.endpoint:
             return replace(held, outcome=VoteOutcome.LOWER)
-        escrow = self._cache.revise(asked.key, asked.endpoint)
+        escrow = self._cache.revise(asked.key, asked.endpoint, asked.snapshots)
         if escrow.shortfall:
-            return _no_capacity(asked.key, held.endpoint, held.own_hit, escrow.demand, escrow.shortfall)
-        vote = _promised(asked.key, VoteOutcome.COMMITTED, held.own_hit, escrow)
-        self._last_vote[asked.key] = vote
+            missing = _missing(escrow.shortfall)
+            return replace(held, outcome=VoteOutcome.NO_CAPACITY, demand_blocks=escrow.demand, shortfall=missing)
+        exact = escrow.endpoint == asked.endpoint
+        vote = _promised(held, VoteOutcome.COMMITTED if exact else VoteOutcome.LOWER, escrow)
+        self._last_vote[asked.key] = (vote, asked.snapshots)
         return vote
 
     def _check(self, asked: Round) -> None:
@@ -135,26 +143,50 @@ class Rounds:
         if entries > MAX_ROUND_ENTRIES:
             raise InvalidRequest("too many entries in a round", field="round", value=entries, limit=MAX_ROUND_ENTRIES)
         for prepare in asked.prepares:
-            self._check_endpoint(prepare.candidate, "candidate", prepare.group_endpoints)
+            self._check_entry(prepare.candidate, "candidate", prepare.group_endpoints, prepare.snapshots)
         for revise in asked.revises:
-            self._check_endpoint(revise.endpoint, "endpoint", revise.group_endpoints)
+            self._check_entry(revise.endpoint, "endpoint", revise.group_endpoints, revise.snapshots)
 
-    def _check_endpoint(self, endpoint: int, field: str, groups: tuple[GroupEndpoint, ...]) -> None:
+    def _check_entry(self, endpoint: int, field: str, groups: tuple[GroupEndpoint, ...], snapshots: int) -> None:
+        self._check_endpoint(endpoint, field)
+        for group in groups:
+            if group.group not in self._groups:
+                raise InvalidRequest("this stage has no such cache group", field="group", value=group.group.value)
+            self._check_endpoint(group.endpoint, "group_endpoints")
+        if not 0 <= snapshots <= MAX_STATE_SLOTS:
+            raise InvalidRequest(
+                "snapshots are counted in slots", field="snapshots", value=snapshots, limit=MAX_STATE_SLOTS
+            )
+
+    def _check_endpoint(self, endpoint: int, field: str) -> None:
         if endpoint < 0 or endpoint % self._block_tokens:
             raise InvalidRequest(
                 "an endpoint is a multiple of the block size", field=field, value=endpoint, limit=self._block_tokens
             )
-        for group in groups:
-            if group.group is not CacheGroup.ATTENTION:
-                raise InvalidRequest("this stage has no such cache group", field="group", value=group.group.value)
+
+    def check(self) -> None:
+        """Verify that the last vote about each hold tells what is held; raises InternalError."""
+        for key, (vote, _) in self._last_vote.items():
+            state = self._cache.hold_state(key)
+            if state is None or state.endpoint != vote.endpoint:
+                raise InternalError(
+                    "a vote is remembered that no hold keeps",
+                    field="endpoint",
+                    value=vote.endpoint,
+                    limit=state.endpoint if state else None,
+                )
 
 
-def _promised(key: HoldKey, outcome: VoteOutcome, own_hit: int, escrow: Escrow) -> Vote:
-    return Vote(
-        key,
-        outcome,
-        escrow.endpoint,
-        own_hit,
+def _answers(held: Vote, candidate: int) -> bool:
+    """The hold that was voted for is what a prepare at `candidate` asks for."""
+    return held.outcome is VoteOutcome.COMMITTED and held.endpoint == candidate
+
+
+def _promised(vote: Vote, outcome: VoteOutcome, escrow: Escrow) -> Vote:
+    return replace(
+        vote,
+        outcome=outcome,
+        endpoint=escrow.endpoint,
         demand_blocks=escrow.demand,
         backed_free=escrow.backed_free,
         backed_offload=escrow.backed_offload,
@@ -162,6 +194,6 @@ def _promised(key: HoldKey, outcome: VoteOutcome, own_hit: int, escrow: Escrow) 
     )
 
 
-def _no_capacity(key: HoldKey, endpoint: int, own_hit: int, demand: int, shortfall: int) -> Vote:
-    missing = (GroupBlocks(CacheGroup.ATTENTION, shortfall),)
-    return Vote(key, VoteOutcome.NO_CAPACITY, endpoint, own_hit, demand_blocks=demand, shortfall=missing)
+def _missing(shortfall: Shortfall) -> tuple[GroupBlocks, ...]:
+    counts = ((CacheGroup.ATTENTION, shortfall.blocks), (CacheGroup.RECURRENT, shortfall.states))
+    return tuple(GroupBlocks(group, missing) for group, missing in counts if missing)

@@ -1,8 +1,8 @@
 """Requests that run in this formation: where each stands, and their rows as work for the engine.
 
 Owns the next position of every materialised request. A row whose request cannot run is a request
-fault: it raises RowVoided and the wave flows on without it. Does not own blocks (the cache manager)
-or wave order (waves.py); machine.py is the only caller.
+fault: it raises RowVoided and the wave flows on without it. Does not own blocks and states (the cache
+manager) or wave order (waves.py); served_formation.py is the only caller.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from wavepp_proto.errors import RowVoided
 from wavepp_proto.hashing import blocks_for, full_blocks
 from wavepp_proto.terms import HoldKey, JoinPlan, Row
 from wavepp_stage.core.announcements import Announcement, Announcements
-from wavepp_stage.core.cache_manager import CacheManager
+from wavepp_stage.core.cache_manager import CacheManager, Materialised
 from wavepp_stage.core.holds import Phase
 from wavepp_stage.core.work import RowWork
 
+_MATERIALISABLE = (Phase.COMMITTED.value, Phase.MATERIALISING.value)
 _NO_BLOCKS = np.empty(0, dtype=np.int32)
 _NO_HASHES = np.empty(0, dtype=np.uint64)
 
@@ -38,6 +39,8 @@ class Sequences:
         self._samples = plan.key.stage == plan.stages - 1
         self._next: dict[HoldKey, int] = {}
         """Tokens of each request that are computed or in a prepared wave."""
+        self._failed: dict[HoldKey, RowVoided] = {}
+        """Requests that lost a copy while they were materialised; told by the row that needed it."""
 
     def __len__(self) -> int:
         return len(self._next)
@@ -48,21 +51,30 @@ class Sequences:
     def __iter__(self) -> Iterator[HoldKey]:
         return iter(self._next)
 
-    def materialise(self, row: Row) -> bool:
-        """Materialise the row's request before its first row, a slice at a time; False if more remains."""
-        if row.key in self._next:
-            return True
-        state = self._cache.hold_state(row.key)
-        if state is None or state.phase not in (Phase.COMMITTED.value, Phase.MATERIALISING.value):
-            return True  # a fault of this row, found when it is prepared
-        if not self._cache.materialise(row.key):
-            return False
-        if self._cache.hold_state(row.key) is not None:  # else a release waited for this end
-            self._next[row.key] = state.endpoint
-        return True
+    def materialise(self, row: Row) -> Materialised:
+        """Materialise the row's request before its first row, a slice at a time.
+
+        DONE as well when it cannot be: a fault of this row, found when it is prepared."""
+        key = row.key
+        if key in self._next or key in self._failed:
+            return Materialised.DONE
+        state = self._cache.hold_state(key)
+        if state is None or state.phase not in _MATERIALISABLE:
+            return Materialised.DONE
+        try:
+            reached = self._cache.materialise(key)
+        except RowVoided as error:
+            self._failed[key] = error
+            return Materialised.DONE
+        if reached is Materialised.DONE and self._cache.hold_state(key) is not None:
+            self._next[key] = state.endpoint  # else a release waited for this end
+        return reached
 
     def prepare(self, row: Row) -> RowWork:
-        """The row of a materialised request as work. Raises RowVoided."""
+        """The row of a materialised request as work; a second call would be a second row. Raises RowVoided."""
+        failed = self._failed.pop(row.key, None)
+        if failed is not None:
+            raise failed
         announcement = self._announcements.get(row.key)
         if announcement is None:
             raise _fault(row, "the request is not known here", "request_id", row.key.request_id)
@@ -71,6 +83,7 @@ class Sequences:
             phase = state.phase if state else "none"
             raise _fault(row, "the request is not committed here", "phase", phase, Phase.COMMITTED.value)
         end = self._check(row, announcement)
+        recurrent = self._cache.plan_state(row.key, row.start, row.snapshots)
         self._next[row.key] = end
         size, tokens = self._block_tokens, announcement.token_ids
         return RowWork(
@@ -82,10 +95,12 @@ class Sequences:
             token_ids=None if tokens is None else tokens[row.start : end],
             sampling=announcement.sampling if self._samples and row.final else None,
             trace=announcement.trace,
+            state=recurrent,
         )
 
     def forget(self, key: HoldKey) -> None:
         self._next.pop(key, None)
+        self._failed.pop(key, None)
 
     def _check(self, row: Row, announcement: Announcement) -> int:
         """End of the row (tokens), if it continues the sequence."""

@@ -1,19 +1,21 @@
 """One formation in service on this stage: its waves, rounds, sequences and waiting releases.
 
-Owns the order in which these hear of an event: a wave is materialised row by row, then built; a
-retired wave is published, then its releases are applied. Everything here dies with the formation;
-cache and announcements outlive it. machine.py is the only caller and has checked the fence.
+Owns the order in which these hear of an event: a wave is materialised row by row, then built, once no
+row waits for a copy; a retired wave is published, then its releases are applied. Everything here dies
+with the formation; cache and announcements outlive it. machine.py is the only caller and has checked
+the fence.
 """
 
 from __future__ import annotations
 
-from wavepp_proto.errors import RowVoided
-from wavepp_proto.terms import Formation, HoldKey, JoinPlan, Release, Row, RowFault, WaveOrdinal
+from wavepp_proto.errors import InternalError, RowVoided
+from wavepp_proto.terms import Formation, HoldKey, JoinPlan, Release, Row, RowFault, WaveCommand, WaveOrdinal
 from wavepp_stage.core import events as ev
 from wavepp_stage.core.announcements import Announcements
-from wavepp_stage.core.cache_manager import CacheManager
+from wavepp_stage.core.cache_manager import CacheManager, Materialised
 from wavepp_stage.core.rounds import Rounds
 from wavepp_stage.core.sequences import Sequences, void_row
+from wavepp_stage.core.silence import Silence
 from wavepp_stage.core.waves import WaveOrder, chunks_hash
 from wavepp_stage.core.work import RowWork, WaveWork
 
@@ -24,7 +26,8 @@ class ServedFormation:
     def __init__(self, plan: JoinPlan, cache: CacheManager, announcements: Announcements) -> None:
         self.plan = plan
         self.waves = WaveOrder(plan)
-        self.rounds = Rounds(plan.block_tokens, cache, announcements, self.release)
+        self.silence = Silence(plan.silence_ms)
+        self.rounds = Rounds(plan, cache, announcements, self.release)
         self.sequences = Sequences(plan, cache, announcements)
         self._cache = cache
         self._announcements = announcements
@@ -60,12 +63,22 @@ class ServedFormation:
     # --- waves ------------------------------------------------------------------------------------
 
     def prepare_wave(self, ordinal: WaveOrdinal) -> list[ev.Action]:
-        """The wave as work; nothing when a slice of the materialising is done and more remains."""
+        """The wave as work; WaveWaits while blocks of its rows are copied; nothing when a slice of the
+        materialising is done and more remains."""
         command = self.waves.next_to_prepare(ordinal)
+        copying = False
         for row in command.rows:
-            if not self.waves.is_void(row.key) and not self.sequences.materialise(row):
+            reached = Materialised.DONE if self.waves.is_void(row.key) else self.sequences.materialise(row)
+            if reached is Materialised.MORE:
                 return []
+            copying |= reached is Materialised.COPYING  # the next row's copies may start meanwhile
+        if copying:
+            return [ev.WaveWaits(ordinal)]
         self.waves.prepared = ordinal
+        return [self._build(command)]
+
+    def _build(self, command: WaveCommand) -> ev.WavePrepared:
+        """Once per wave: every row is materialised, or void."""
         faults: list[RowFault] = []
         rows: list[RowWork] = []
         for index, row in enumerate(command.rows):
@@ -75,8 +88,8 @@ class ServedFormation:
                 self.waves.void(row.key)
                 faults.append(RowFault(index, error.info()))
                 rows.append(void_row(row))
-        work = WaveWork(self.formation, ordinal, tuple(rows), chunks_hash(command))
-        return [ev.WavePrepared(work, tuple(faults))]
+        work = WaveWork(self.formation, command.ordinal, tuple(rows), chunks_hash(command))
+        return ev.WavePrepared(work, tuple(faults))
 
     def _prepare_row(self, row: Row) -> RowWork:
         return void_row(row) if self.waves.is_void(row.key) else self.sequences.prepare(row)
@@ -86,13 +99,29 @@ class ServedFormation:
         void = event.void_bitmap | self.waves.void_bitmap(event.ordinal)
         command = self.waves.retire(event.ordinal)
         for index, row in enumerate(command.rows):
-            if void >> index & 1:
-                self.waves.void(row.key)
-            elif row.key in self.sequences:
-                self._cache.publish(row.key, row.start + row.length)
+            self._settle(row, bool(void >> index & 1))
         for key, (after, ended) in list(self._releases.items()):
             if after <= event.ordinal:
                 del self._releases[key]
                 self._give_up(key, ended)
         running, capacity = self.waves.running_hash, self._cache.capacity()
         return [ev.WaveDone(event.ordinal, void, running, event.faults, event.results, capacity)]
+
+    def _settle(self, row: Row, void: bool) -> None:
+        """What a row of a retired wave computed becomes reusable, unless it was void."""
+        if void:
+            self.waves.void(row.key)
+        if row.key not in self.sequences:
+            return
+        if void:
+            self._cache.discard(row.key)
+        else:
+            self._cache.publish(row.key, row.start + row.length)
+
+    def check(self) -> None:
+        """Verify what the parts say of each other; raises InternalError naming the broken rule."""
+        self.waves.check()
+        self.rounds.check()
+        for key, (after, _) in self._releases.items():
+            if after <= self.waves.retired:
+                raise InternalError("a release waits for a wave that has retired", field="after_wave", value=str(key))

@@ -1,8 +1,8 @@
-"""Wave order of one formation on one stage (DESIGN.md section 7, execution rules).
+"""Wave order of one formation on one stage.
 
 Owns which ordinal comes next at each of three points (accepted, prepared, retired), the commands in
 between, which requests are void, and the running hash that proves that all stages executed the same
-rows. Does not own blocks or holds: machine.py asks the cache, and is the only caller.
+rows. Does not own blocks or holds: served_formation.py asks the cache, and is the only caller.
 """
 
 from __future__ import annotations
@@ -11,23 +11,25 @@ import hashlib
 import struct
 from collections.abc import Iterable
 
-from wavepp_proto.errors import InvalidRequest, StaleMessage
+from wavepp_proto.errors import InternalError, InvalidRequest, StaleMessage
 from wavepp_proto.limits import MAX_LANES
 from wavepp_proto.terms import Formation, HoldKey, JoinPlan, Row, WaveCommand, WaveOrdinal
 
 CHUNKS_BYTES = 16
 """Bytes of the chunk-list hash in a wave header."""
-_ROW = struct.Struct("<QIIQI")  # wave, attempt, length of the request id, start, length
+_ROW = struct.Struct("<QIIQII")  # wave, attempt, length of the request id, start, length, number of snapshots
 
 
 def pack_rows(ordinal: WaveOrdinal, rows: Iterable[Row]) -> bytes:
-    """(wave, request, attempt, start, length) of every commanded row, void or not.
+    """(wave, request, attempt, start, length, snapshots) of every commanded row, void or not.
 
     Voids are left out on purpose: a row may be void on one stage and not on the one before it."""
     parts = []
     for row in rows:
-        request = row.key.request_id.encode()
-        parts.append(_ROW.pack(ordinal, row.key.attempt, len(request), row.start, row.length) + request)
+        request, marks = row.key.request_id.encode(), row.snapshots
+        parts.append(_ROW.pack(ordinal, row.key.attempt, len(request), row.start, row.length, len(marks)) + request)
+        if marks:
+            parts.append(struct.pack(f"<{len(marks)}Q", *marks))
     return b"".join(parts)
 
 
@@ -46,6 +48,7 @@ class WaveOrder:
         self.retired = WaveOrdinal(0)
         self._wave_tokens = plan.wave_tokens
         self._lanes = plan.lanes
+        self._block_tokens = plan.block_tokens
         self._commands: dict[WaveOrdinal, WaveCommand] = {}
         """Accepted and not retired."""
         self._void: set[HoldKey] = set()
@@ -117,5 +120,25 @@ class WaveOrder:
         for row in command.rows:
             if row.length < 1 or row.start < 0:
                 raise InvalidRequest("a chunk is empty", field="length", value=row.length, limit=1)
+            self._check_snapshots(row)
         if len({row.key for row in command.rows}) != rows:
             raise InvalidRequest("a request has two rows in one wave", field="rows", value=rows)
+
+    def _check_snapshots(self, row: Row) -> None:
+        last, end = row.start, row.start + row.length
+        for position in row.snapshots:
+            if position % self._block_tokens or not last < position <= end:
+                raise InvalidRequest(
+                    "snapshots ascend on block boundaries within their chunk",
+                    field="snapshots",
+                    value=position,
+                    limit=end,
+                )
+            last = position
+
+    def check(self) -> None:
+        """Verify that nothing is skipped; raises InternalError."""
+        if list(self._commands) != list(range(self.retired + 1, self.accepted + 1)):
+            raise InternalError("a wave is lost between accepted and retired", field="waves", value=len(self._commands))
+        if not self.retired <= self.prepared <= self.accepted:
+            raise InternalError("a wave retired that was not prepared", field="prepared", value=self.prepared)
