@@ -52,7 +52,6 @@ class Execution:
     def admit(self, request: Request) -> None:
         self.running[request.key] = request
         self.lanes.add(request)
-        self.lanes.serve(request)
 
     def withdraw(self, request: Request) -> None:
         """The request ended: chunks already sent are executed, nothing more is scheduled."""
@@ -128,6 +127,7 @@ class Execution:
             request.current.sent(row, ordinal)
             if request.state is RequestState.ADMITTED:
                 request.advance(RequestInput.FIRST_WAVE, now)
+                self.lanes.serve(request)
             if row.final:
                 self.lanes.discard(request)
         self._out.count("waves")

@@ -1,0 +1,130 @@
+"""Who goes first: places within classes, and classes with bounded bypass."""
+
+from __future__ import annotations
+
+from tests.harness.fake_pipeline import BLOCK, FakePipeline
+from wavepp_controller.core.config import ControllerConfig
+from wavepp_controller.core.events import SendRound, SendWave
+from wavepp_proto.terms import Finished
+
+
+def prepared(pipeline: FakePipeline) -> list[str]:
+    """Request ids in the order in which they were prepared."""
+    rounds = [action.round for action in pipeline.of(SendRound) if action.key.stage == 0]
+    return [entry.key.request_id for one in rounds for entry in one.prepares]
+
+
+def one_at_a_time(most_bypasses: int = 8) -> FakePipeline:
+    """One lane, taken by `z`, so that everybody else stands in the ready order."""
+    pipeline = FakePipeline(config=ControllerConfig(wave_tokens=64, lanes=1, most_bypasses=most_bypasses))
+    pipeline.hold = {SendWave}
+    pipeline.submit("z", 20)
+    return pipeline
+
+
+def finish(pipeline: FakePipeline) -> None:
+    pipeline.hold = set()
+    pipeline.release_held()
+    assert pipeline.machine.live_requests == 0
+    assert pipeline.nothing_held()
+
+
+def test_higher_classes_go_first_and_places_count_within_a_class() -> None:
+    pipeline = one_at_a_time()
+    for name, priority in (("a", 0), ("b", -1), ("c", 5), ("d", 0), ("e", 5)):
+        pipeline.submit(name, 20, priority=priority)
+    finish(pipeline)
+    assert prepared(pipeline) == ["z", "c", "e", "a", "d", "b"]
+
+
+def test_request_is_first_when_it_was_overtaken_as_often_as_may_be() -> None:
+    pipeline = one_at_a_time(most_bypasses=2)
+    pipeline.submit("low", 20, priority=-9)
+    for name in "abcd":
+        pipeline.submit(name, 20, priority=9)
+    pipeline.submit("normal", 20)
+    finish(pipeline)
+    assert prepared(pipeline) == ["z", "a", "b", "low", "c", "d", "normal"]
+
+
+def test_nobody_is_overtaken_when_no_bypass_is_allowed() -> None:
+    pipeline = one_at_a_time(most_bypasses=0)
+    for name, priority in (("a", -9), ("b", 9), ("c", 0)):
+        pipeline.submit(name, 20, priority=priority)
+    finish(pipeline)
+    assert prepared(pipeline) == ["z", "a", "b", "c"]
+
+
+def test_holders_stay_ahead_when_a_more_urgent_request_becomes_ready() -> None:
+    pipeline = one_at_a_time()
+    pipeline.submit("urgent", 20, priority=9)
+    assert (pipeline.state("z"), pipeline.state("urgent")) == ("running", "hinted")
+    finish(pipeline)
+
+
+def test_bypass_is_counted_once_when_the_one_that_overtakes_runs_short_and_comes_back() -> None:
+    pipeline = one_at_a_time(most_bypasses=2)
+    pipeline.daemon(0).short["urgent"] = 5
+    pipeline.submit("low", 20)
+    pipeline.submit("urgent", 20, priority=1)
+    pipeline.hold = set()
+    pipeline.release_held()
+    pipeline.pass_time(0.5)  # it waits for room at the head, again and again
+    assert (pipeline.state("urgent"), pipeline.state("low")) == ("waiting", "hinted")
+    pipeline.submit("next", 20, priority=1)
+    pipeline.daemon(0).short.clear()
+    pipeline.pass_time(0.15)
+    assert prepared(pipeline)[-2:] == ["next", "low"]
+    finish(pipeline)
+
+
+def test_waiting_request_keeps_what_is_behind_it_waiting_when_a_class_above_passes() -> None:
+    pipeline = one_at_a_time()
+    pipeline.daemon(0).short["big"] = 50
+    pipeline.submit("big", 20)
+    pipeline.submit("small", 20)
+    pipeline.hold = set()
+    pipeline.release_held()
+    pipeline.submit("urgent", 20, priority=1)
+    assert isinstance(pipeline.outcome("urgent"), Finished)
+    assert (pipeline.state("big"), pipeline.state("small")) == ("waiting", "hinted")
+    pipeline.daemon(0).short.clear()
+    pipeline.pass_time(0.15)
+    finish(pipeline)
+
+
+def lanes(pipeline: FakePipeline) -> list[list[str]]:
+    return [[row.key.request_id for row in rows] for rows in pipeline.waves()]
+
+
+def test_lanes_follow_classes_when_several_prompts_are_in_work() -> None:
+    pipeline = FakePipeline()
+    pipeline.hold = {SendWave}
+    pipeline.submit("long", 64 * 8, seed=1)  # four of its chunks fill the ring
+    pipeline.submit("normal", 64, seed=2)
+    pipeline.submit("urgent", 64, seed=3, priority=1)
+    pipeline.hold = set()
+    pipeline.release_held()
+    assert lanes(pipeline)[:6] == [["long"]] * 4 + [["urgent"], ["long"]]
+    finish(pipeline)
+
+
+def test_lane_is_not_passed_for_ever_when_urgent_prompts_keep_coming() -> None:
+    pipeline = FakePipeline(config=ControllerConfig(wave_tokens=64, most_bypasses=2))
+    pipeline.hold = {SendWave}
+    pipeline.submit("long", 64 * 8, seed=1)
+    for number in range(4):
+        pipeline.submit(f"u{number}", 64, seed=number + 2, priority=9)
+    pipeline.hold = set()
+    pipeline.release_held()
+    assert lanes(pipeline)[4:7] == [["u0"], ["u1"], ["long"]]
+    finish(pipeline)
+
+
+def test_block_size_prompts_of_all_classes_finish_once_each() -> None:
+    pipeline = one_at_a_time(most_bypasses=3)
+    names = [f"r{number}" for number in range(40)]
+    for number, name in enumerate(names):
+        pipeline.submit(name, BLOCK + number, priority=number % 19 - 9)
+    finish(pipeline)
+    assert sorted(prepared(pipeline)) == sorted([*names, "z"])
