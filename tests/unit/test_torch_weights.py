@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,28 @@ def test_missing_expert_is_named(root: Path, tmp_path: Path) -> None:
     with pytest.raises(EngineFault) as caught:
         load(model)
     assert caught.value.fields["field"] == "model.layers.2.mlp.experts.down_proj"
+
+
+def test_tensors_of_no_layer_are_left_aside(root: Path, tmp_path: Path) -> None:
+    """A published Qwen3-Next folder holds a multi-token prediction head, which prefill does not run."""
+    model = tmp_path / "mtp"
+    shutil.copytree(tiny_models.build("qwen3_next", root), model)
+    tensors = load_file(model / "model.safetensors")
+    tensors["mtp.layers.0.self_attn.q_proj.weight"] = torch.zeros(4, 4)
+    save_file(tensors, model / "model.safetensors")
+    engine = load(model, last_layer=tiny_models.HYBRID_LAYERS)
+    assert set(engine.tensor_names) == tensors.keys() - {"mtp.layers.0.self_attn.q_proj.weight"}
+
+
+def test_installed_transformers_is_named_when_it_lacks_recurrent_layers(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_models.build("qwen3_next", root)
+    monkeypatch.setitem(sys.modules, "wavepp_stage.engine.torch.gated_delta", None)
+    with pytest.raises(EngineFault) as caught:
+        load(model)
+    assert caught.value.fields["field"] == "transformers"
+    load(model, first_layer=3, last_layer=4)  # a band of attention layers does not need them
 
 
 CHANGES: list[tuple[str, dict[str, Any], str]] = [

@@ -20,7 +20,7 @@ from wavepp_proto.errors import EngineFault
 from wavepp_stage.engine.base import CopyLot, EngineFacts, EnginePlan, Payload, RowWork, WaveOutcome, WaveWork
 from wavepp_stage.engine.torch.attention import WaveContext
 from wavepp_stage.engine.torch.batch import WaveBatch, check_wave, make_batch
-from wavepp_stage.engine.torch.memory import StageMemory, allocate
+from wavepp_stage.engine.torch.memory import StageMemory, allocate, check_slots
 from wavepp_stage.engine.torch.model import Band, build_band, dtype_of, folder_of, load_config
 from wavepp_stage.engine.torch.paged_cache import PagedCache
 from wavepp_stage.engine.torch.recurrent_states import RecurrentStates
@@ -72,6 +72,7 @@ class TorchEngine:
         self.close()
         config = load_config(plan.model)
         band = build_band(config, plan, dtype_of(self._dtype_setting, config))
+        check_slots(plan, band)
         names = load_weights(band, folder_of(plan), self._device, progress)
         band.finish(self._device)
         self._loaded = _Loaded(plan, band, allocate(plan, band, self._device), names)

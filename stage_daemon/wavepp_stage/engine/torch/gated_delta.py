@@ -38,46 +38,43 @@ class SlottedGatedDeltaNet(_Base):  # type: ignore[misc]
         )
         inputs = torch.cat([query.flatten(2), key.flatten(2), value.flatten(2)], dim=-1)[0]
         joined, lengths = _with_past(inputs, wave.batch, wave.states, self.layer_idx)
-        mixed = self._convolve(joined)
-        beta = raw_beta.sigmoid()
+        query, key, value = self._convolve(joined, lengths, wave.states.window)
         decay = -self.A_log.float().exp() * functional.softplus(raw_decay.float() + self.dt_bias)
+        parts = (query, key, value, decay, raw_beta.sigmoid())
         out = torch.empty_like(value, memory_format=torch.contiguous_format)
-        rows = zip(wave.batch.spans, wave.batch.scans,
-                   torch.split_with_sizes(joined, lengths), torch.split_with_sizes(mixed, lengths, 1),
-                   strict=True)  # fmt: skip
-        for span, scan, past_and_own, convolved in rows:
+        rows = zip(wave.batch.spans, wave.batch.scans, torch.split_with_sizes(joined, lengths), strict=True)
+        for span, scan, row in rows:
             tokens = slice(span.begin, span.end)
-            own = convolved[:, wave.states.window :]
-            self._scan(wave.states, scan, past_and_own, own, decay[:, tokens], beta[:, tokens], out[:, tokens])
+            self._scan(wave.states, scan, row, [part[:, tokens] for part in parts], out[:, tokens])
         normed = self.norm(out.flatten(0, 2), gate.reshape(-1, self.head_v_dim))
         projected: Tensor = self.out_proj(normed.view(1, len(inputs), -1))
         return projected
 
-    def _convolve(self, inputs: Tensor) -> Tensor:
-        """[n, channels] to [1, n, channels]; the first `window` outputs of each row mix in the row before it, and are
-        those of its past inputs: nobody reads them."""
+    def _convolve(self, inputs: Tensor, lengths: list[int], window: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows of `lengths` one after the other, [rows * window + tokens, channels], to query, key and value
+        [1, tokens, heads, head_dim]."""
         convolve = _implementation(causal_conv1d_fn, inputs)
         weight = self.conv1d.weight.squeeze(1)
-        mixed: Tensor = convolve(inputs.T[None], weight, self.conv1d.bias, activation=self.activation)
-        return mixed.transpose(1, 2)
+        mixed: Tensor = convolve(inputs.T[None], weight, self.conv1d.bias, activation=self.activation)[0].T
+        # The outputs for a row's past inputs mix in the row before it, and are nobody's.
+        own = torch.cat([row[window:] for row in torch.split_with_sizes(mixed, lengths)])[None]
+        query, key, value = torch.split_with_sizes(own, [self.key_dim, self.key_dim, self.value_dim], -1)
+        keys, values = (1, len(own[0]), -1, self.head_k_dim), (1, len(own[0]), -1, self.head_v_dim)
+        return query.view(keys), key.view(keys), value.view(values)
 
-    def _scan(
-        self, states: RecurrentStates, scan: Scan, row: Tensor, mixed: Tensor, decay: Tensor, beta: Tensor, out: Tensor
-    ) -> None:
-        """One row's delta rule. `row` [window + length, channels] are the convolution's inputs, `mixed` [1, length,
-        channels] its outputs; writes `out` [1, length, heads, value_dim] and the slots that the row names."""
-        rule = _implementation(torch_chunk_gated_delta_rule, mixed)
-        sizes = [self.key_dim, self.key_dim, self.value_dim]
-        query, key, value = torch.split_with_sizes(mixed, sizes, -1)
-        query, key = (part.view(1, len(row) - states.window, -1, self.head_k_dim) for part in (query, key))
-        value = value.view(1, len(row) - states.window, -1, self.head_v_dim)
+    def _scan(self, states: RecurrentStates, scan: Scan, row: Tensor, parts: list[Tensor], out: Tensor) -> None:
+        """One row's delta rule over `parts` (query, key, value, decay, beta), each [1, length, heads, ...].
+
+        `row` [window + length, channels] are the convolution's inputs; writes `out` [1, length, heads, value_dim]
+        and the slots that the scan names."""
+        rule = _implementation(torch_chunk_gated_delta_rule, out)
         delta = states.load(self.layer_idx, scan.source)[1][None]
         begin = 0
         for end, slots in scan.segments:
-            cut = slice(begin, end)
-            out[:, cut], delta = rule(
-                query[:, cut], key[:, cut], value[:, cut], g=decay[:, cut], beta=beta[:, cut], initial_state=delta,
-                output_final_state=True, use_qk_l2norm_in_kernel=True,
+            query, key, value, decay, beta = (part[:, begin:end] for part in parts)
+            out[:, begin:end], delta = rule(
+                query, key, value, g=decay, beta=beta, initial_state=delta, output_final_state=True,
+                use_qk_l2norm_in_kernel=True,
             )  # fmt: skip
             for slot in slots:
                 states.store(self.layer_idx, slot, row[end : end + states.window], delta[0])

@@ -39,11 +39,15 @@ class StageMemory:
         return tuple(group for group, layers in parts if layers)
 
 
-def allocate(plan: EnginePlan, band: Band, device: torch.device) -> StageMemory:
-    """Raises EngineFault naming the plan's field that asks for too much, or for too little."""
+def check_slots(plan: EnginePlan, band: Band) -> None:
+    """Raises EngineFault where the band needs state slots and the plan has none; called before weights are read."""
     if band.recurrent_layers and plan.state_slots < 1:
         raise EngineFault("the band has recurrent layers and no slot for their states", field="state_slots",
                           value=plan.state_slots, limit=1)  # fmt: skip
+
+
+def allocate(plan: EnginePlan, band: Band, device: torch.device) -> StageMemory:
+    """Raises EngineFault naming the plan's field that asks for more than there is."""
     dtype = band.model.dtype
     kv_heads, head_dim = kv_shape(band.model.config)
     cache = _make("pool_blocks", plan.pool_blocks, lambda: PagedCache(
