@@ -133,7 +133,7 @@ def test_request_is_void_and_the_wave_flows_when_its_copy_failed(stage: Stage) -
     assert stage.cache.called[-1] == ("publish", B_ROW.key, 8)
     assert "discard" not in stage.cache.names()  # it never owned anything
     stage.release(A.key, 1)
-    assert stage.cache.called[-1] == ("release", A.key)
+    assert stage.cache.names()[-1] == "release"
 
 
 def test_release_waits_when_its_request_is_being_copied(stage: Stage) -> None:
@@ -174,7 +174,8 @@ def test_snapshots_are_discarded_when_a_row_is_found_void_as_its_wave_retires(st
     stage.retire_wave(2, void=1)  # an engine of an earlier stage found it wrong
     stage.retire_wave(3)
     ends: list[tuple[object, ...]] = [call for call in stage.cache.called if call[0] in ("publish", "discard")]
-    assert ends == [("publish", A.key, 8), ("discard", A.key), ("discard", A.key)]
+    discard = ("discard", A.key)
+    assert ends == [("publish", A.key, 8), discard, discard]
 
 
 def test_inventory_counts_states_and_tiers(stage: Stage) -> None:

@@ -210,7 +210,7 @@ def test_broken_invariant_comes_back_as_an_action_when_nobody_sent_it() -> None:
     stage.send_wave(Row(a, 0, 9, final=True))
     cache = stage.machine._cache
     assert isinstance(cache, BlockCache)
-    cache._pool.take(14)  # behind everybody's back: the promise of 3 blocks cannot be kept
+    cache._store.pool.take(14)  # behind everybody's back: the promise of 3 blocks cannot be kept
     (action,) = stage.machine.handle(ev.PrepareWave(WaveOrdinal(1), 0.0))
     assert isinstance(action, ev.CoreError)
     assert action.error.reason == "INTERNAL"

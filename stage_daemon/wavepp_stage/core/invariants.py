@@ -88,7 +88,8 @@ def _check_hold(cache: BlockCache, hold: Hold) -> None:
     if hold.phase in _PROMISED:
         incoming = int(np.count_nonzero(cache._store._incoming[hold.chain]))
         demand = blocks_for(hold.prompt_tokens, size) - tree.on_device(hold.chain) - len(hold.taken) - incoming
-        require(hold.escrow >= demand, "escrow covers what is not taken", hold.escrow, demand)
+        lost = cache._is_lost(hold)  # it never runs: what it would need is promised no more
+        require(lost or hold.escrow >= demand, "escrow covers what is not taken", hold.escrow, demand)
         states = 1 + hold.snapshots if recurrent else 0
         require(hold.escrow_states == states, "states are promised", hold.escrow_states, states)
     else:
