@@ -69,15 +69,19 @@ class FlakyPipeline(FakePipeline):
 
     def cut(self, stage: int, error: ErrorInfo | None = None, *, resumable: bool = True) -> None:
         """Break the streams to one stage: what is on them is lost."""
+        self._break(stage, error or fault("STAGE_LOST"), resumable)
+        self._drain()
+
+    def _break(self, stage: int, cause: ErrorInfo, resumable: bool) -> None:
         plan = self.daemon(stage).plan
         self.wires[plan.key].open = False
         self.held = [kept for action in self.held if (kept := _without(action, plan.key)) is not None]
         queue = [kept for action in self._queue if (kept := _without(action, plan.key)) is not None]
         self._queue.clear()
         self._queue.extend(queue)
-        fence, cause = plan.fence, error or fault("STAGE_LOST")
+        fence = plan.fence
         lost = StreamLost(plan.key, fence.incarnation, fence.formation, cause, self.now, resumable=resumable)
-        self.post(lost)
+        self._handle(lost)
 
     # --- answering ------------------------------------------------------------------------------
 
@@ -110,7 +114,7 @@ class FlakyPipeline(FakePipeline):
     def _vote(self, action: SendRound) -> None:
         wire, ordinal = self.wires[action.key], action.round.fence.ordinal
         if wire.round and ordinal > wire.round + 1:
-            self.cut(action.key.stage, missing(ordinal), resumable=False)
+            self._break(action.key.stage, missing(ordinal), resumable=False)
             return
         wire.round = max(wire.round, ordinal)
         self._say(action.key, VotesArrived(action.key, self.daemons[action.key].vote(action.round), self.now))
@@ -119,7 +123,7 @@ class FlakyPipeline(FakePipeline):
         wire = self.wires[key]
         expected = max(wire.accepted, default=0) + 1
         if wave.ordinal > expected:
-            self.cut(key.stage, missing(wave.ordinal), resumable=False)
+            self._break(key.stage, missing(wave.ordinal), resumable=False)
         elif wave.ordinal == expected:
             wire.accepted[wave.ordinal] = wave
 
@@ -148,7 +152,7 @@ class FlakyPipeline(FakePipeline):
         if wire is None or action.fence != self.daemons[key].plan.fence:
             return  # the formation ended meanwhile
         if key.stage in self.unreachable:
-            self.cut(key.stage)
+            self._break(key.stage, fault("STAGE_LOST"), resumable=True)
             return
         wire.open = True
         self._handle(StreamsReopened(key, action.fence.formation, self.now))

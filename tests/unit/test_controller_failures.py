@@ -127,7 +127,7 @@ def test_release_names_no_wave_when_an_admitted_request_never_ran() -> None:
     pipeline = FakePipeline()
     pipeline.hold = {SendWave}
     pipeline.submit("long", 1000)
-    pipeline.submit("a", 40)
+    pipeline.submit("a", 40, seed=1)
     assert pipeline.state("a") == "admitted"
     pipeline.cancel("a")
     (release,) = pipeline.daemon(0).rounds[-1].releases
@@ -161,8 +161,8 @@ def test_all_are_gone_when_one_request_per_ring_slot_is_cancelled() -> None:
     pipeline = FakePipeline(stages=4)
     pipeline.hold = {SendWave}
     names = [f"r{number}" for number in range(8)]
-    for name in names:
-        pipeline.submit(name, 64)
+    for seed, name in enumerate(names):
+        pipeline.submit(name, 64, seed)
     assert len(pipeline.held) == 8
     for name in names:
         pipeline.cancel(name)

@@ -76,8 +76,8 @@ def test_stage_with_the_smallest_hit_limits_when_hits_differ() -> None:
 def test_several_requests_share_a_wave_when_they_are_small() -> None:
     pipeline = FakePipeline(stages=2)
     pipeline.hold = {SendRound}
-    for name in "abc":
-        pipeline.submit(name, 20)
+    for seed, name in enumerate("abc"):
+        pipeline.submit(name, 20, seed)
     pipeline.hold = set()
     pipeline.release_held()
     assert all(isinstance(pipeline.outcome(name), Finished) for name in "abc")

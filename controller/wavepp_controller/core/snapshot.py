@@ -67,6 +67,7 @@ def _pipeline(pipeline: PipelineMachine, policy: str, now: float) -> PipelineSta
         queued_requests=len(pipeline.book.waiting),
         queued_tokens=pipeline.book.waiting_tokens,
         running_requests=len(pipeline.book.living) - len(pipeline.book.waiting),
+        parked_requests=0 if service is None else sum(1 for _ in service.admission.sharing),
         daemons=daemons,
         last_fault=None if forming.last_fault is None else forming.last_fault.info(),
         stalled=pipeline.stalled(now),

@@ -14,6 +14,7 @@ from wavepp_controller.core.index import ReuseIndex
 from wavepp_controller.core.request import Request
 from wavepp_controller.core.request_table import RequestState
 from wavepp_proto.terms import (
+    CacheGroup,
     Capacity,
     DaemonKey,
     Epoch,
@@ -49,6 +50,17 @@ class DaemonStatus:
     waves_done: int = 0
     times: StageTimes = StageTimes()
     device: str = ""
+    groups: tuple[CacheGroup, ...] = ()
+    host_pool_blocks: int = 0
+    state_slots: int = 0
+    reconnecting: bool = False
+    """Its streams are broken; it is lost if it stays silent."""
+    reconnects: int = 0
+    """How often its streams were opened again in this formation."""
+    inventory_age_ms: int | None = None
+    """Since it was last compared; None before the first time."""
+    orphans: int = 0
+    """Holds and announcements of nobody, found and released in this formation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +80,8 @@ class PipelineStatus:
     queued_requests: int
     queued_tokens: int
     running_requests: int
+    parked_requests: int
+    """Waiting behind a request that computes their prefix."""
     daemons: tuple[DaemonStatus, ...]
     last_fault: ErrorInfo | None
     stalled: bool
@@ -124,6 +138,13 @@ def daemon_status(daemon: Daemon, index: ReuseIndex, serving: bool, now: float) 
         waves_done=daemon.waves_done,
         times=daemon.times,
         device="" if daemon.reply is None else daemon.reply.device,
+        groups=daemon.plan.groups,
+        host_pool_blocks=daemon.plan.host_pool_blocks,
+        state_slots=daemon.state_slots,
+        reconnecting=daemon.streams.reconnecting,
+        reconnects=daemon.streams.reconnects,
+        inventory_age_ms=None if daemon.inventory_at is None else _ms(now - daemon.inventory_at),
+        orphans=daemon.orphans,
     )
 
 
@@ -139,6 +160,9 @@ def member_status(record: MemberRecord) -> DaemonStatus:
         pool_blocks=record.pool_blocks,
         pid=record.pid,
         version=record.version,
+        groups=record.groups,
+        host_pool_blocks=record.host_pool_blocks,
+        state_slots=record.state_slots,
     )
 
 
