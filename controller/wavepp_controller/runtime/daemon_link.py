@@ -120,11 +120,11 @@ class DaemonLink:
             raise JoinRefused("the reply belongs to another join", field="fence", value=str(reply.fence))
         return reply
 
-    async def inventory(self) -> Inventory:
-        """Every hold and sequence of the daemon, now."""
+    async def inventory(self, fence: Fence | None = None) -> Inventory:
+        """Every hold and sequence of the daemon, now; it gives the fence back (ours, if none is given)."""
         self._check_open()
         stub = admission_pb2_grpc.StageAdmissionStub(self._channel)
-        request = convert.inventory_request_to_pb(self.plan.fence)
+        request = convert.inventory_request_to_pb(fence or self.plan.fence)
         try:
             reply = await stub.Inventory(request, timeout=limits.CALL_DEADLINE_MS / 1000)
         except grpc.aio.AioRpcError as error:

@@ -23,7 +23,17 @@ from wavepp_proto import convert
 from wavepp_proto.errors import ControllerUnavailable, StaleMessage, WaveppError, from_info
 from wavepp_proto.runtime.channels import ClientSecurity
 from wavepp_proto.runtime.logs import get_log
-from wavepp_proto.terms import DaemonKey, Failed, Finished, JoinPlan, PipelineId, PrefillEvent, RequestId, WaveCommand
+from wavepp_proto.terms import (
+    DaemonKey,
+    Failed,
+    Fence,
+    Finished,
+    JoinPlan,
+    PipelineId,
+    PrefillEvent,
+    RequestId,
+    WaveCommand,
+)
 from wavepp_proto.v1 import execution_pb2
 
 log = get_log(__name__)
@@ -153,7 +163,7 @@ class ControllerShell:
             case ev.AskInventory(key, fence):
                 link = self._links.get(key)
                 if link is not None and link.plan.fence.formation == fence.formation:
-                    self._spawn(self._take_inventory(link), f"inventory-{key}")
+                    self._spawn(self._take_inventory(link, fence), f"inventory-{key}")
             case ev.RefuseReform(pipeline, error):
                 if (answer := self._reforms.get(pipeline)) is not None and not answer.done():
                     answer.set_result(from_info(error))
@@ -233,10 +243,10 @@ class ControllerShell:
             ending = link.end(fence, action.cause) if fence is not None else link.close()
             self._spawn(ending, f"end-{key}")
 
-    async def _take_inventory(self, link: DaemonLink) -> None:
+    async def _take_inventory(self, link: DaemonLink, fence: Fence) -> None:
         """One that does not come is no loss: the core asks again after a while."""
         try:
-            inventory = await link.inventory()
+            inventory = await link.inventory(fence)
         except WaveppError as error:
             log.debug("no inventory", stage=link.plan.key.stage, reason=error.reason, error=error.message)
             return
