@@ -19,6 +19,7 @@ from wavepp_proto.terms import HoldKey, Incarnation, Prepare, Release
 from wavepp_stage.core import events as ev
 from wavepp_stage.core.block_cache import BlockCache
 from wavepp_stage.core.block_hashes import BlockHashes
+from wavepp_stage.core.cache_manager import Materialised
 from wavepp_stage.core.cache_shape import CacheShape
 from wavepp_stage.core.digest_feed import DigestFeed
 from wavepp_stage.core.holds import Phase
@@ -57,10 +58,10 @@ def fill(cache: BlockCache, packed: bytes) -> None:
     """Cache one prompt of random hashes, as a sequence would."""
     tokens = len(packed) // HASH_BYTES * BLOCK_TOKENS
     hold = key("fill")
-    cache.lease(hold, tokens, BlockHashes.unpack(packed), 0, False)
+    cache.lease(hold, tokens, BlockHashes.unpack(packed), 0)
     cache.escrow(hold)
     cache.commit(hold)
-    while not cache.materialise(hold):
+    while cache.materialise(hold) is Materialised.MORE:
         pass
     cache.publish(hold, tokens)
     cache.release(hold)
@@ -71,20 +72,20 @@ def one_prompt(timed: Timed, cache: BlockCache, packed: bytes, hold: HoldKey) ->
     tokens = PROMPT_BLOCKS * BLOCK_TOKENS
     prefix = PREFIX_BLOCKS * BLOCK_TOKENS
     hashes = BlockHashes.unpack(packed)
-    timed.run("lease", lambda: cache.lease(hold, tokens, hashes, prefix, False))
+    timed.run("lease", lambda: cache.lease(hold, tokens, hashes, prefix))
     timed.run("escrow", lambda: cache.escrow(hold))
     timed.run("commit", lambda: cache.commit(hold))
     timed.run("revise", lambda: cache.revise(hold, prefix - 16 * BLOCK_TOKENS))
     timed.run("materialise 80 blocks, evicting", lambda: cache.materialise(hold))
     timed.run("publish 80 blocks", lambda: cache.publish(hold, tokens))
     timed.run("release", lambda: cache.release(hold))
-    timed.run("digest delta", lambda: cache.digests_since(cache._feed.seq))
+    timed.run("digest delta", lambda: cache.digests_since(cache._store._feed.seq))
 
 
 def cold_prompt(timed: Timed, cache: BlockCache, packed: bytes, hold: HoldKey) -> None:
     """A prompt of which nothing is cached, in a pool that must evict for all of it; published by waves."""
     tokens, hashes = PROMPT_BLOCKS * BLOCK_TOKENS, BlockHashes.unpack(packed)
-    timed.run("cold lease", lambda: cache.lease(hold, tokens, hashes, 0, False))
+    timed.run("cold lease", lambda: cache.lease(hold, tokens, hashes, 0))
     cache.escrow(hold)
     cache.commit(hold)
     while cache._holds[hold].phase is not Phase.OWNED:
