@@ -12,6 +12,7 @@ from tests.harness.fake_pipeline import FakePipeline, fault, record
 from wavepp_controller.core.config import ControllerConfig
 from wavepp_controller.core.events import (
     Action,
+    AnnounceAcked,
     AnnounceRequest,
     BeatArrived,
     Cancel,
@@ -32,11 +33,13 @@ from wavepp_controller.core.events import (
 )
 from wavepp_proto.terms import (
     Admitted,
+    AnnounceAck,
     CacheGroup,
     Capacity,
     Digest,
     DigestKind,
     Epoch,
+    ErrorInfo,
     Failed,
     Finished,
     GroupDigest,
@@ -181,6 +184,39 @@ def test_memory_of_deadlines_stays_flat_when_cancels_storm() -> None:
     (one,) = pipeline.machine.pipelines.values()
     assert len(one.book._deadlines) <= 1100
     assert pipeline.counter("cancelled") == 3000
+
+
+# --- refused announcements ----------------------------------------------------------------------
+
+
+def test_only_the_refused_request_fails_when_a_daemon_refuses_an_announcement() -> None:
+    pipeline = FakePipeline(stages=3)
+    pipeline.hold = {AnnounceRequest}
+    for seed, name in enumerate("abc"):
+        pipeline.submit(name, 40, seed)
+    keys = [action.key for action in pipeline.of(AnnounceRequest)]
+    daemon = pipeline.daemon(1)
+    refused = ErrorInfo("QUEUE_FULL", "too many requests are announced", (("field", "announced"),), 250)
+    ack = AnnounceAck(daemon.fence(0), keys[1], behind=(keys[0],), refused=refused)
+    pipeline.post(AnnounceAcked(daemon.plan.key, ack, pipeline.now))
+    outcome = pipeline.outcome("b")
+    assert isinstance(outcome, Failed)
+    assert outcome.error == refused
+    assert pipeline.machine.live_requests == 2
+    let_go_on(pipeline)
+    assert all(isinstance(pipeline.outcome(name), Finished) for name in "ac")
+    assert pipeline.nothing_held()
+    assert pipeline.counter("announcements_refused") == 1
+
+
+@pytest.mark.parametrize("moment", ["preparing", "running"])
+def test_refusal_changes_nothing_when_it_is_late(moment: str) -> None:
+    pipeline = stopped_at(moment)
+    daemon = pipeline.daemon(1)
+    (announced,) = pipeline.of(AnnounceRequest)
+    ack = AnnounceAck(daemon.fence(0), announced.key, refused=fault("QUEUE_FULL"))
+    pipeline.post(AnnounceAcked(daemon.plan.key, ack, pipeline.now))
+    assert pipeline.state("a") == moment
 
 
 # --- void rows ----------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from wavepp_controller.core.config import ControllerConfig
 from wavepp_controller.core.events import (
     EndFormation,
     FormPipeline,
+    Joined,
     JoinFailed,
     LeadershipWon,
     MemberGone,
@@ -21,14 +22,18 @@ from wavepp_controller.core.events import (
     ReformAsked,
     RefuseReform,
     SendRound,
+    SendWave,
     StageShape,
 )
 from wavepp_proto import limits
 from wavepp_proto.terms import (
+    CacheGroup,
+    Capacity,
     DaemonKey,
     Epoch,
     Finished,
     Incarnation,
+    JoinReply,
     LinkKind,
     MemberRecord,
     ModelFacts,
@@ -182,6 +187,97 @@ def test_wave_tokens_are_rounded_to_blocks_when_the_plan_is_drawn_up(asked: int,
     assert found.wave_tokens == used
 
 
+# --- groups and tiers ---------------------------------------------------------------------------
+
+HYBRID = ModelFacts("m", "f1", layers=4, vocabulary=1000, window=100_000, recurrent_layers=(1, 2, 3))
+"""Stage 0 has both groups, stage 1 recurrent layers alone."""
+BOTH = (CacheGroup.ATTENTION, CacheGroup.RECURRENT)
+
+
+def hybrid(*slots: int, **fields: Any) -> list[MemberRecord]:
+    return [record(stage, model=HYBRID, state_slots=count, **fields) for stage, count in enumerate(slots)]
+
+
+def test_plan_names_groups_tiers_and_slots_when_bands_differ() -> None:
+    pipeline = register(*hybrid(8, 6, host_pool_blocks=70))
+    (form,) = pipeline.of(FormPipeline)
+    assert [plan.groups for plan in form.plans] == [BOTH, (CacheGroup.RECURRENT,)]
+    assert [(plan.state_slots, plan.host_pool_blocks) for plan in form.plans] == [(8, 70), (6, 70)]
+    daemons = pipeline.machine.status().pipelines[0].daemons
+    assert [(daemon.groups, daemon.state_slots, daemon.host_pool_blocks) for daemon in daemons] == [
+        (BOTH, 8, 70),
+        ((CacheGroup.RECURRENT,), 6, 70),
+    ]
+
+
+def test_plan_has_no_slots_when_the_band_has_no_recurrent_layer() -> None:
+    pipeline = register(record(0, state_slots=9), record(1))
+    (form,) = pipeline.of(FormPipeline)
+    assert [(plan.state_slots, plan.groups) for plan in form.plans] == [(0, (CacheGroup.ATTENTION,))] * 2
+
+
+def test_groups_follow_the_bands_when_a_reform_moves_them() -> None:
+    pipeline = register(*hybrid(8, 6))
+    reform(pipeline, StageShape(0, 0, 1), StageShape(1, 1, 4))
+    plans = pipeline.of(FormPipeline)[-1].plans
+    assert [(plan.groups, plan.state_slots) for plan in plans] == [
+        ((CacheGroup.ATTENTION,), 0),
+        ((CacheGroup.RECURRENT,), 6),
+    ]
+    assert status(pipeline) == ("serving", 2)
+
+
+@pytest.mark.parametrize("slots", [0, 1])
+def test_member_is_refused_by_name_when_it_has_recurrent_layers_and_too_few_slots(slots: int) -> None:
+    pipeline = register(*hybrid(8, slots))
+    assert formed(pipeline) == []
+    (refused,) = pipeline.machine.status().refused
+    named = dict(refused.error.fields)
+    assert (named["field"], named["value"], named["limit"], named["stage"]) == ("state_slots", str(slots), "2", "1")
+
+
+def test_reform_is_refused_when_a_stage_would_get_recurrent_layers_and_has_no_slots() -> None:
+    model = replace(HYBRID, recurrent_layers=(3,))
+    pipeline = register(record(0, model=model), record(1, model=model, state_slots=4))
+    reform(pipeline, StageShape(0, 0, 2), StageShape(1, 2, 4))
+    assert status(pipeline) == ("serving", 2)
+    other = replace(HYBRID, recurrent_layers=(2, 3))
+    pipeline = register(record(0, model=other), record(1, model=other, state_slots=4))
+    reform(pipeline, StageShape(0, 0, 3), StageShape(1, 3, 4))
+    (refusal,) = pipeline.of(RefuseReform)
+    assert dict(refusal.error.fields)["field"] == "state_slots"
+    assert status(pipeline) == ("serving", 1)
+
+
+def test_join_is_refused_by_name_when_a_daemon_has_other_groups_than_its_band() -> None:
+    pipeline = FakePipeline(start=False)
+    pipeline.hold = {FormPipeline}
+    pipeline.post(LeadershipWon(Epoch(1), pipeline.now))
+    for one in hybrid(8, 6):
+        pipeline.post(MemberUp(one, pipeline.now))
+    (form,) = pipeline.of(FormPipeline)
+    plan = form.plans[0]
+    reply = JoinReply(plan.fence, plan.key, 10_000, False, (CacheGroup.ATTENTION,), 8, 64, Capacity(1, 9, 0))
+    pipeline.post(Joined(plan.key, form.formation, reply, pipeline.now))
+    (ended,) = pipeline.of(EndFormation)
+    named = dict(ended.cause.fields)
+    assert (ended.cause.reason, named["field"], named["value"]) == ("JOIN_REFUSED", "groups", "attention")
+    assert (named["limit"], named["address"]) == ("attention recurrent", "host0:1")
+    assert pipeline.counter("joins_failed") == 1
+
+
+@pytest.mark.parametrize(
+    ("floor", "pools", "expected"), [(None, (10_000, 9_000), 16), (None, (40, 9_000), 10), (7, (40, 9_000), 7)]
+)
+def test_headroom_is_left_alone_when_no_floor_is_chosen(
+    floor: int | None, pools: tuple[int, int], expected: int
+) -> None:
+    records = [record(stage, pool_blocks=blocks) for stage, blocks in enumerate(pools)]
+    pipeline = register(*records, config=ControllerConfig(wave_tokens=64, floor_blocks=floor))
+    (form,) = pipeline.of(FormPipeline)
+    assert {plan.floor_blocks for plan in form.plans} == {expected}
+
+
 # --- two incarnations of one place --------------------------------------------------------------
 
 
@@ -201,6 +297,63 @@ def test_second_incarnation_takes_over_when_the_first_is_lost() -> None:
     pipeline.pass_time(0.2)
     assert formed(pipeline) == [[(0, 1), (1, 1)], [(0, 1), (1, 2)]]
     assert status(pipeline) == ("serving", 2)
+
+
+def test_later_incarnation_takes_over_at_once_when_it_registers_at_the_same_address() -> None:
+    pipeline = FakePipeline()
+    pipeline.hold = {SendWave}
+    pipeline.submit("a", 1000)
+    began = pipeline.now
+    pipeline.post(MemberUp(record(1, incarnation=2), pipeline.now))
+    assert pipeline.reason("a") == "STAGE_LOST"
+    (ended,) = pipeline.of(EndFormation)
+    assert (dict(ended.cause.fields)["stage"], dict(ended.cause.fields)["incarnation"]) == ("1", "1")
+    assert formed(pipeline) == [[(0, 1), (1, 1)], [(0, 1), (1, 2)]]
+    assert (status(pipeline), pipeline.now) == (("serving", 2), began)
+    pipeline.hold, pipeline.held = set(), []
+    pipeline.submit("b", 40, seed=1)
+    assert isinstance(pipeline.outcome("b"), Finished)
+    gone(pipeline, 1, incarnation=1)  # the lease of the old life runs out last
+    assert status(pipeline) == ("serving", 2)
+    assert pipeline.counter("incarnations_replaced") == 1
+
+
+def test_request_runs_again_on_the_later_incarnation_when_an_attempt_is_left() -> None:
+    pipeline = FakePipeline(config=ControllerConfig(wave_tokens=64, attempts=2))
+    pipeline.hold = {SendWave}
+    pipeline.submit("a", 1000)
+    pipeline.hold, pipeline.held = set(), []
+    pipeline.post(MemberUp(record(1, incarnation=2), pipeline.now))
+    finished = pipeline.outcome("a")
+    assert isinstance(finished, Finished)
+    assert finished.attempt == 2
+    assert pipeline.nothing_held()
+
+
+def test_later_incarnation_is_asked_when_the_earlier_one_had_not_joined_yet() -> None:
+    pipeline = FakePipeline(start=False)
+    pipeline.deaf = {1}
+    pipeline.start()
+    assert status(pipeline) == ("forming", 1)
+    pipeline.deaf = set()
+    pipeline.post(MemberUp(record(1, incarnation=2), pipeline.now))
+    assert formed(pipeline)[1:] == [[(0, 1), (1, 2)]]
+    assert status(pipeline) == ("serving", 2)
+
+
+def test_formation_ends_once_when_the_last_incarnations_of_every_stage_are_replaced_in_turn() -> None:
+    pipeline = FakePipeline(stages=3)
+    for stage in range(3):
+        pipeline.post(MemberUp(record(stage, 3, incarnation=2), pipeline.now))
+    assert formed(pipeline)[-1] == [(0, 2), (1, 2), (2, 2)]
+    assert status(pipeline) == ("serving", 4)
+    assert pipeline.machine.status().refused == ()
+
+
+def test_nothing_ends_when_the_standing_incarnation_puts_its_record_again() -> None:
+    pipeline = FakePipeline()
+    pipeline.post(MemberUp(record(1), pipeline.now))
+    assert pipeline.of(EndFormation) == []
 
 
 def test_pipeline_forms_again_when_a_lost_stage_registers_again() -> None:
