@@ -156,6 +156,8 @@ class FakeDaemon:
     prompts: dict[HoldKey, int] = field(default_factory=dict)
     seq: int = 1
     digest_seq: int = 0
+    short_groups: dict[str, tuple[GroupBlocks, ...]] = field(default_factory=dict)
+    """The same with what is missing by group."""
     group_hits: dict[str, dict[CacheGroup, int]] = field(default_factory=dict)
     """Own hits by request id and group (tokens), as votes tell them."""
     snapshots: dict[str, list[int]] = field(default_factory=dict)
@@ -219,6 +221,8 @@ class FakeDaemon:
         if key not in self.announced:
             return Vote(key, VoteOutcome.NOT_ANNOUNCED, 0, 0)
         hit = self.hits.get(key.request_id, 0)
+        if key.request_id in self.short_groups:
+            return Vote(key, VoteOutcome.NO_CAPACITY, 0, hit, shortfall=self.short_groups[key.request_id])
         if key.request_id in self.short:
             missing = GroupBlocks(CacheGroup.ATTENTION, self.short[key.request_id])
             return Vote(key, VoteOutcome.NO_CAPACITY, 0, hit, shortfall=(missing,))
@@ -351,14 +355,14 @@ class FakePipeline:
         event = StreamLost(plan.key, plan.fence.incarnation, plan.fence.formation, fault("STAGE_LOST"), self.now)
         self.post(event)
 
-    def digest(self, stage: int, hashes: bytes, snapshots: Sequence[int] = ()) -> None:
-        """The stage announces packed 32-byte hashes as resident, in one snapshot; and, if it has recurrent layers,
-        snapshots of their prefix at the given positions (tokens)."""
+    def digest(self, stage: int, hashes: bytes, snapshots: Sequence[int] = (), blocks: int | None = None) -> None:
+        """The stage announces packed 32-byte hashes as resident (the first `blocks`, or all), in one snapshot; and,
+        if it has recurrent layers, their states at the given positions (tokens)."""
         daemon = self.daemon(stage)
         daemon.digest_seq += 1
         shorts = unpack_hashes(hashes)[::4]
         states = shorts[np.array([place // BLOCK - 1 for place in snapshots], dtype=int)]
-        told = {CacheGroup.ATTENTION: shorts, CacheGroup.RECURRENT: states}
+        told = {CacheGroup.ATTENTION: shorts[:blocks], CacheGroup.RECURRENT: states}
         groups = tuple(
             GroupDigest(group, pack_hashes(told[group]), b"", len(told[group]), checksum(told[group]))
             for group in daemon.plan.groups
