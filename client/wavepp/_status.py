@@ -44,6 +44,20 @@ class StageStatus:
     version: str
     times: StageTimes
     """Sums since the formation began."""
+    groups: tuple[str, ...]
+    """Cache groups of its layers: attention, recurrent."""
+    host_pool_blocks: int
+    """Blocks of the host tier; 0 = none."""
+    state_slots: int
+    """Slots for recurrent states; 0 where the layers have none."""
+    reconnecting: bool
+    """Its streams are broken; it is lost if it stays silent."""
+    reconnects: int
+    """How often its streams were opened again in this formation."""
+    inventory_age_ms: int | None
+    """Since its holds were last compared; None before the first time."""
+    orphans: int
+    """Holds and announcements of nobody, found and released in this formation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +78,8 @@ class PipelineStatus:
     waves_in_flight: int
     queued_requests: int
     running_requests: int
+    parked_requests: int
+    """Waiting behind a request that computes the same prefix."""
     daemons: tuple[StageStatus, ...]
     link: str
     policy: str
@@ -148,6 +164,8 @@ def _stage_from_pb(message: pb.StageStatus) -> StageStatus:
         key=convert.daemon_key_from_pb(message.key),
         capacity=convert.capacity_from_pb(message.capacity),
         times=convert.stage_times_from_pb(message.times),
+        groups=tuple(message.groups),
+        inventory_age_ms=message.inventory_age_ms if message.HasField("inventory_age_ms") else None,
     )
 
 

@@ -70,8 +70,8 @@ def test_lots_run_in_the_order_in_which_they_were_handed_over() -> None:
         copier.drain(10)
         assert engine.copied == [1, 2, 3, 4, 5]
         assert core.ended == [(number, True) for number in range(1, 6)]
-        assert copier.blocks == {"offload": 10, "onboard": 0}
-        assert copier.failed_lots == 0
+        assert copier.counts.blocks == {"offload": 10, "onboard": 0}
+        assert copier.counts.failed_lots == 0
 
 
 @pytest.mark.parametrize("error", [EngineFault("no host tier"), MemoryError("pinned memory")])
@@ -82,8 +82,8 @@ def test_failed_lot_is_told_and_the_next_one_runs_when_an_engine_raises(error: E
         copier.start(lot(2, direction=CopyDirection.ONBOARD))
         copier.drain(10)
         assert core.ended == [(1, False), (2, True)]
-        assert copier.blocks == {"offload": 0, "onboard": 2}
-        assert copier.failed_lots == 1
+        assert copier.counts.blocks == {"offload": 0, "onboard": 2}
+        assert copier.counts.failed_lots == 1
 
 
 def test_waiter_is_woken_after_the_core_knows() -> None:

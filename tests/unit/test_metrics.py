@@ -38,8 +38,19 @@ def stage_figures() -> StageFigures:
         leases=1,
         escrows=1,
         escrowed_blocks=2,
+        backed_blocks={"free": 1, "offload": 1, "evict": 0},
         evicted_blocks=9,
+        moved_blocks={"offload": 12, "onboard": 4},
+        host_blocks={"free": 7, "cached": 1, "held": 0},
+        states={"free": 2, "cached": 1, "held": 1, "quarantined": 0},
+        escrowed_states=1,
+        evicted_states=3,
         abandoned_links=0,
+        copied_blocks={"offload": 11, "onboard": 4},
+        copy_s={"offload": 0.5, "onboard": 0.25},
+        failed_copies=1,
+        self_fences=2,
+        resumed_streams=6,
     )
 
 
@@ -51,6 +62,7 @@ def controller_figures() -> ControllerFigures:
         queue_requests={"p0": 4},
         queue_tokens={"p0": 400},
         running_requests={"p0": 1},
+        parked_requests={"p0": 2},
         digest_age_s={"p0/1.0": 0.25},
         requests={"finished": 6, "CANCELLED": 1},
         rejected={"QUEUE_FULL": 2},
@@ -71,7 +83,7 @@ def test_every_phase_is_observed_when_a_request_is_admitted() -> None:
     metrics.observe_admission(Timings(queue_ms=1, hash_ms=2, hint_ms=3, announce_ms=4, rounds_ms=5, admission_ms=15))
     sums = {
         phase: value(metrics.registry, "wavepp_controller_admission_seconds_sum", phase=phase)
-        for phase in ("queue", "hash", "hint", "announce", "rounds", "capacity_wait", "admission")
+        for phase in ("queue", "hash", "hint", "announce", "rounds", "capacity_wait", "sharing_wait", "admission")
     }
     assert sums == {
         "queue": 0.001,
@@ -80,6 +92,7 @@ def test_every_phase_is_observed_when_a_request_is_admitted() -> None:
         "announce": 0.004,
         "rounds": 0.005,
         "capacity_wait": 0.0,
+        "sharing_wait": 0.0,
         "admission": 0.015,
     }
 
@@ -98,6 +111,12 @@ def test_figures_are_read_when_a_stage_is_scraped_and_not_before() -> None:
     assert value(registry, "wavepp_stage_time_seconds_total", state="compute") == 4
     assert value(registry, "wavepp_stage_waves_total", outcome="failed") == 1
     assert value(registry, "wavepp_stage_evicted_blocks_total") == 9
+    assert value(registry, "wavepp_stage_moved_blocks_total", direction="offload") == 12
+    assert value(registry, "wavepp_stage_host_blocks", state="cached") == 1
+    assert value(registry, "wavepp_stage_states", state="held") == 1
+    assert value(registry, "wavepp_stage_copy_seconds_total", direction="onboard") == 0.25
+    assert value(registry, "wavepp_stage_self_fences_total") == 2
+    assert value(registry, "wavepp_stage_resumed_streams_total") == 6
     assert value(registry, "wavepp_stage_serving") == 1
     assert value(registry, "wavepp_stage_lost_spans_total", cause="dropped") == 3
 
@@ -106,6 +125,7 @@ def test_series_of_a_controller_carry_their_one_label() -> None:
     registry = ControllerMetrics.create(lambda: (controller_figures(), SPANS)).registry
     assert value(registry, "wavepp_controller_ring_waves", pipeline="p0") == 3
     assert value(registry, "wavepp_controller_queue_tokens", pipeline="p0") == 400
+    assert value(registry, "wavepp_controller_parked_requests", pipeline="p0") == 2
     assert value(registry, "wavepp_controller_digest_age_seconds", daemon="p0/1.0") == 0.25
     assert value(registry, "wavepp_controller_requests_total", outcome="CANCELLED") == 1
     assert value(registry, "wavepp_controller_lost_tokens_total", cause="agreement") == 64

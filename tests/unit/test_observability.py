@@ -30,6 +30,7 @@ from wavepp_proto.terms import (
 )
 from wavepp_stage.core.machine import StageMachine
 from wavepp_stage.runtime import observability as stage_side
+from wavepp_stage.runtime.copier import CopyCounts
 from wavepp_stage.runtime.core_shell import CoreShell
 from wavepp_stage.runtime.running_formation import Report
 
@@ -153,7 +154,7 @@ def test_no_span_is_an_orphan_when_a_request_waits_past_the_limit_of_spans(stage
 
 def stage_observer() -> stage_side.Observer:
     core = CoreShell(StageMachine(Incarnation(1)), lambda: None)
-    return stage_side.Observer(core, silent_tracer(), DaemonKey(P0, StageIndex(0)), lambda: False)
+    return stage_side.Observer(core, CopyCounts(), silent_tracer(), DaemonKey(P0, StageIndex(0)), lambda: False)
 
 
 def test_heartbeat_takes_the_worst_delay_since_the_last_one() -> None:
@@ -166,6 +167,7 @@ def test_heartbeat_takes_the_worst_delay_since_the_last_one() -> None:
 def test_failed_wave_is_counted_with_its_time_when_a_report_has_no_work() -> None:
     watching = stage_observer()
     fault = errors.EngineFault("boom").info()
+    watching.fenced()
     for idle_us in (250_000, 500_000):
         times = StageTimes(idle_us=idle_us)
         watching.reported(Report(1, WaveOrdinal(3), None, None, times, 0, 0, fault))
@@ -175,6 +177,8 @@ def test_failed_wave_is_counted_with_its_time_when_a_report_has_no_work() -> Non
     assert values["x_waves", ("failed",)] == 2
     assert values["x_time_seconds", ("idle",)] == 0.75
     assert values["x_computed_tokens", ()] == 0
+    assert values["x_self_fences", ()] == 1
+    assert values["x_copied_blocks", ("onboard",)] == 0
 
 
 def test_abandoned_links_are_asked_for_only_when_torch_links_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ def _show(reply: admin_pb2.StatusResponse, as_json: bool) -> None:
     )
     for pipeline in reply.pipelines:
         table = Table(
-            "stage", "address", "engine", "layers", "blocks", "free", "evictable", "waves", "beat ms",
+            "stage", "address", "engine", "layers", "blocks", "free", "evictable", "host", "states", "waves", "beat ms",
             title=f"{pipeline.pipeline}: {pipeline.state}, formation {pipeline.formation}, {pipeline.model}, "
             f"link {pipeline.link}, {pipeline.queued_requests} queued, {pipeline.running_requests} running",
         )  # fmt: skip
@@ -84,7 +84,9 @@ def _show(reply: admin_pb2.StatusResponse, as_json: bool) -> None:
             table.add_row(
                 str(daemon.key.stage), daemon.address, daemon.engine, f"{daemon.first_layer}:{daemon.last_layer}",
                 str(daemon.pool_blocks), str(daemon.capacity.free_blocks), str(daemon.capacity.evictable_blocks),
-                str(daemon.waves_done), str(daemon.heartbeat_age_ms),
+                _free_of(daemon.capacity.host_free_blocks, daemon.host_pool_blocks),
+                _free_of(daemon.capacity.recurrent_free, daemon.state_slots),
+                str(daemon.waves_done), "reconnecting" if daemon.reconnecting else str(daemon.heartbeat_age_ms),
             )  # fmt: skip
         out.print(table)
         if pipeline.missing_stages:
@@ -95,6 +97,11 @@ def _show(reply: admin_pb2.StatusResponse, as_json: bool) -> None:
         out.print(f"refused: stage {member.key.stage} at {member.address}: {member.error.message}", highlight=False)
     for request in reply.requests:
         out.print(f"{request.request_id}: {request.state} {request.waiting_for}", highlight=False)
+
+
+def _free_of(free: int, size: int) -> str:
+    """Of a pool that some stages do not have."""
+    return f"{free}/{size}" if size else "-"
 
 
 def as_dict(reply: admin_pb2.StatusResponse) -> dict[str, Any]:

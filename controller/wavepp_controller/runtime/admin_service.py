@@ -145,6 +145,7 @@ def _pipeline_to_pb(status: st.PipelineStatus) -> pb.PipelineStatus:
         link=status.link.value if status.link else "",
         model_path=status.model.path if status.model else "",
         policy=status.policy,
+        parked_requests=status.parked_requests,
     )
     if status.last_fault is not None:
         out.last_fault.CopyFrom(convert.error_to_pb(status.last_fault))
@@ -168,6 +169,13 @@ def _daemon_to_pb(status: st.DaemonStatus) -> pb.StageStatus:
         pid=status.pid,
         version=status.version,
         times=convert.stage_times_to_pb(status.times),
+        groups=[group.value for group in status.groups],
+        host_pool_blocks=status.host_pool_blocks,
+        state_slots=status.state_slots,
+        reconnecting=status.reconnecting,
+        reconnects=status.reconnects,
+        inventory_age_ms=status.inventory_age_ms,
+        orphans=status.orphans,
     )
     if status.capacity is not None:
         out.capacity.CopyFrom(convert.capacity_to_pb(status.capacity))

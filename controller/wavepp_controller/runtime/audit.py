@@ -61,4 +61,6 @@ def _daemon(key: DaemonKey, found: Inventory) -> pb.DaemonAudit:
         capacity=convert.capacity_to_pb(found.capacity),
         running_hash=found.running_hash,
         last_wave=found.last_wave,
+        held_states=found.state_slots - found.capacity.recurrent_free - found.cached_states - found.quarantined_states,
+        quarantined_states=found.quarantined_states,
     )

@@ -44,7 +44,16 @@ CALLERS_DOING: Final = frozenset(
 LOGGED_FIELDS: Final = ("stage", "rank", "wave", "cause", "field", "limit")
 """Fields of an error that a log may show: `value` may be a token id."""
 COUNTED_ELSEWHERE: Final = frozenset(
-    {"waves", "wave_tokens", "cached_tokens", "finished", "failed", "cancelled", "rejected"}
+    {
+        "waves",
+        "wave_tokens",
+        "cached_tokens",
+        "finished",
+        "failed",
+        "cancelled",
+        "rejected",
+        "tokens_lost_to_snapshots",
+    }
 )
 """Core counters that have a series of their own, or are the sum of one."""
 Fields = tuple[tuple[str, str], ...]
@@ -173,13 +182,17 @@ class Observer:
             queue_requests={p.pipeline: p.queued_requests for p in pipelines},
             queue_tokens={p.pipeline: p.queued_tokens for p in pipelines},
             running_requests={p.pipeline: p.running_requests for p in pipelines},
+            parked_requests={p.pipeline: p.parked_requests for p in pipelines},
             digest_age_s={str(d.key): d.digest_age_ms / 1e3 for d in daemons if d.digest_age_ms is not None},
             requests={"finished": counters.get("finished", 0), **ended},
             rejected=rejected,
             waves=counters.get("waves", 0),
             computed_tokens=counters.get("wave_tokens", 0),
             cached_tokens=counters.get("cached_tokens", 0),
-            lost_tokens={"agreement": self._lost_tokens},
+            lost_tokens={
+                "agreement": self._lost_tokens,
+                "snapshots": counters.get("tokens_lost_to_snapshots", 0),
+            },
             events={name: n for name, n in counters.items() if name not in COUNTED_ELSEWHERE and "." not in name},
         )
 

@@ -45,6 +45,8 @@ class ControllerFigures:
     queue_tokens: Values
     """By pipeline: prompts not admitted yet."""
     running_requests: Values
+    parked_requests: Values
+    """By pipeline: waiting behind a request that computes the same prefix."""
     digest_age_s: Values
     """By daemon of a formation, as DaemonKey prints."""
     requests: Values
@@ -69,6 +71,9 @@ class ControllerFigures:
         yield made.gauges("queue_requests", "Requests queued for admission", "pipeline", self.queue_requests)
         yield made.gauges("queue_tokens", "Prompt tokens queued for admission", "pipeline", self.queue_tokens)
         yield made.gauges("running_requests", "Requests admitted and not ended", "pipeline", self.running_requests)
+        yield made.gauges(
+            "parked_requests", "Requests waiting for a prefix that another computes", "pipeline", self.parked_requests
+        )
         yield made.gauges("digest_age_seconds", "Since the last digest", "daemon", self.digest_age_s)
         yield made.counters("requests", "Requests ended", "outcome", self.requests)
         yield made.counters("rejected", "Requests refused before they were queued", "reason", self.rejected)
@@ -98,18 +103,29 @@ class StageFigures:
     escrows: int
     """Requests that hold one."""
     escrowed_blocks: int
+    backed_blocks: Values
+    """By what backs the escrows: free blocks, blocks to off-load, blocks to evict."""
     evicted_blocks: int
-    """Since the pool was made: cached blocks dropped to make room."""
+    """Since the pool was made: cached blocks that are gone from both tiers."""
+    moved_blocks: Values
+    """Since the pool was made, by direction: off-loaded to the host tier, onboarded from it."""
+    host_blocks: Values
+    """Host blocks by state: free, cached, held."""
+    states: Values
+    """Slots for recurrent states by state: free, cached, held, quarantined. The sum is `--state-slots`."""
+    escrowed_states: int
+    evicted_states: int
+    """Since the slots were made: snapshots dropped to make room."""
     abandoned_links: int
     """Link threads of ended formations that have not come back yet, of this process."""
-    copied_blocks: Values = field(default_factory=dict)
-    """By direction: copied between device and host."""
-    copy_s: Values = field(default_factory=dict)
+    copied_blocks: Values
+    """By direction: copies complete between device and host, since the daemon started."""
+    copy_s: Values
     """By direction: time of the copy thread."""
-    failed_copies: int = 0
+    failed_copies: int
     """Lots that did not become complete: what they should have moved was dropped."""
-    self_fences: int = 0
-    resumed_streams: int = 0
+    self_fences: int
+    resumed_streams: int
     """Wave streams that the controller opened again within a formation."""
 
     def families(self, prefix: str) -> Iterator[Metric]:
@@ -124,7 +140,13 @@ class StageFigures:
         yield made.gauge("leases", "Requests that hold a lease", self.leases)
         yield made.gauge("escrows", "Requests that hold an escrow", self.escrows)
         yield made.gauge("escrowed_blocks", "Blocks promised and not taken", self.escrowed_blocks)
+        yield made.gauges("escrow_backing_blocks", "What backs the escrows", "by", self.backed_blocks)
         yield made.counter("evicted_blocks", "Cached blocks dropped to make room", self.evicted_blocks)
+        yield made.counters("moved_blocks", "Blocks moved between device and host", "direction", self.moved_blocks)
+        yield made.gauges("host_blocks", "Blocks of the host tier by state", "state", self.host_blocks)
+        yield made.gauges("states", "Slots for recurrent states by state", "state", self.states)
+        yield made.gauge("escrowed_states", "Slots promised and not taken", self.escrowed_states)
+        yield made.counter("evicted_states", "Snapshots dropped to make room", self.evicted_states)
         yield made.gauge("abandoned_link_threads", "Link threads that outlive their formation", self.abandoned_links)
         yield made.counters("copied_blocks", "Blocks copied between device and host", "direction", self.copied_blocks)
         yield made.counters("copy_seconds", "Time of copies between device and host", "direction", self.copy_s)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from wavepp_proto.v1 import common_pb2 as wavepp__proto_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bwavepp_proto/v1/admin.proto\x12\twavepp.v1\x1a\x1cwavepp_proto/v1/common.proto\"!\n\rStatusRequest\x12\x10\n\x08requests\x18\x01 \x01(\x08\"\xa1\x03\n\x0eStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0f\n\x07\x63luster\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0e\n\x06leader\x18\x04 \x01(\x08\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12\r\n\x05ready\x18\x06 \x01(\x08\x12,\n\tpipelines\x18\x07 \x03(\x0b\x32\x19.wavepp.v1.PipelineStatus\x12*\n\x08requests\x18\x08 \x03(\x0b\x32\x18.wavepp.v1.RequestStatus\x12\x39\n\x08\x63ounters\x18\t \x03(\x0b\x32\'.wavepp.v1.StatusResponse.CountersEntry\x12\x19\n\x11membership_frozen\x18\n \x01(\x08\x12)\n\x07refused\x18\x0b \x03(\x0b\x32\x18.wavepp.v1.RefusedMember\x12\x0b\n\x03pid\x18\x0c \x01(\r\x12\x14\n\x0c\x65tcd_version\x18\r \x01(\t\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x83\x03\n\x0ePipelineStatus\x12\x10\n\x08pipeline\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x11\n\tformation\x18\x03 \x01(\x04\x12\x0e\n\x06stages\x18\x04 \x01(\r\x12\x16\n\x0emissing_stages\x18\x05 \x03(\r\x12\r\n\x05model\x18\x06 \x01(\t\x12\x14\n\x0c\x62lock_tokens\x18\x07 \x01(\r\x12\x0e\n\x06window\x18\x08 \x01(\x04\x12\x13\n\x0bwave_tokens\x18\t \x01(\r\x12\x17\n\x0fwaves_in_flight\x18\n \x01(\r\x12\x17\n\x0fqueued_requests\x18\x0b \x01(\r\x12\x18\n\x10running_requests\x18\x0c \x01(\r\x12\'\n\x07\x64\x61\x65mons\x18\r \x03(\x0b\x32\x16.wavepp.v1.StageStatus\x12\x0c\n\x04link\x18\x0e \x01(\t\x12\x12\n\nmodel_path\x18\x0f \x01(\t\x12$\n\nlast_fault\x18\x10 \x01(\x0b\x32\x10.wavepp.v1.Error\x12\x0e\n\x06policy\x18\x11 \x01(\t\"\x84\x03\n\x0bStageStatus\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.wavepp.v1.DaemonKey\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x04 \x01(\t\x12\x13\n\x0b\x66irst_layer\x18\x05 \x01(\r\x12\x12\n\nlast_layer\x18\x06 \x01(\r\x12\x13\n\x0bpool_blocks\x18\x07 \x01(\x04\x12%\n\x08\x63\x61pacity\x18\x08 \x01(\x0b\x32\x13.wavepp.v1.Capacity\x12\x16\n\x0eindexed_blocks\x18\t \x01(\x04\x12\x16\n\x0e\x64igest_in_sync\x18\n \x01(\x08\x12\x15\n\rdigest_age_ms\x18\x0b \x01(\r\x12\x18\n\x10heartbeat_age_ms\x18\x0c \x01(\r\x12\x12\n\nwaves_done\x18\r \x01(\x04\x12\x0b\n\x03pid\x18\x0e \x01(\r\x12\x0f\n\x07version\x18\x0f \x01(\t\x12$\n\x05times\x18\x10 \x01(\x0b\x32\x15.wavepp.v1.StageTimes\"\xd7\x01\n\rRequestStatus\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08pipeline\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\x04\x12\x10\n\x08\x65ndpoint\x18\x05 \x01(\x04\x12\x18\n\x10scheduled_tokens\x18\x06 \x01(\x04\x12\x17\n\x0f\x63omputed_tokens\x18\x07 \x01(\x04\x12\x0e\n\x06\x61ge_ms\x18\x08 \x01(\r\x12\x10\n\x08priority\x18\t \x01(\x05\x12\x13\n\x0bwaiting_for\x18\n \x01(\t\"d\n\rRefusedMember\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.wavepp.v1.DaemonKey\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x1f\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x10.wavepp.v1.Error\"\'\n\x12WatchStatusRequest\x12\x11\n\tperiod_ms\x18\x01 \x01(\r\"@\n\x13WatchStatusResponse\x12)\n\x06status\x18\x01 \x01(\x0b\x32\x19.wavepp.v1.StatusResponse\"-\n\x16\x44rainControllerRequest\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x01 \x01(\x04\"F\n\x17\x44rainControllerResponse\x12\x0f\n\x07\x64rained\x18\x01 \x01(\x08\x12\x1a\n\x12remaining_requests\x18\x02 \x01(\r\"Y\n\nStageShape\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x13\n\x0b\x66irst_layer\x18\x02 \x01(\r\x12\x12\n\nlast_layer\x18\x03 \x01(\r\x12\x13\n\x0bpool_blocks\x18\x04 \x01(\x04\"\x80\x01\n\rReformRequest\x12\x10\n\x08pipeline\x18\x01 \x01(\t\x12%\n\x06shapes\x18\x02 \x03(\x0b\x32\x15.wavepp.v1.StageShape\x12\x0c\n\x04link\x18\x03 \x01(\t\x12\x13\n\x0bwave_tokens\x18\x04 \x01(\r\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x05 \x01(\x04\"#\n\x0eReformResponse\x12\x11\n\tformation\x18\x01 \x01(\x04\" \n\x0c\x41uditRequest\x12\x10\n\x08pipeline\x18\x01 \x01(\t\"J\n\rAuditResponse\x12\'\n\x07\x64\x61\x65mons\x18\x01 \x03(\x0b\x32\x16.wavepp.v1.DaemonAudit\x12\x10\n\x08\x66indings\x18\x02 \x03(\t\"\xec\x01\n\x0b\x44\x61\x65monAudit\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.wavepp.v1.DaemonKey\x12\r\n\x05holds\x18\x02 \x01(\r\x12\x13\n\x0bpool_blocks\x18\x03 \x01(\x04\x12\x15\n\rcached_blocks\x18\x04 \x01(\x04\x12\x13\n\x0bheld_blocks\x18\x05 \x01(\x04\x12\x1a\n\x12quarantined_blocks\x18\x06 \x01(\x04\x12%\n\x08\x63\x61pacity\x18\x07 \x01(\x0b\x32\x13.wavepp.v1.Capacity\x12\x14\n\x0crunning_hash\x18\x08 \x01(\x0c\x12\x11\n\tlast_wave\x18\t \x01(\x04\x32\xe5\x02\n\x05\x41\x64min\x12=\n\x06Status\x12\x18.wavepp.v1.StatusRequest\x1a\x19.wavepp.v1.StatusResponse\x12H\n\x05Watch\x12\x1d.wavepp.v1.WatchStatusRequest\x1a\x1e.wavepp.v1.WatchStatusResponse0\x01\x12X\n\x0f\x44rainController\x12!.wavepp.v1.DrainControllerRequest\x1a\".wavepp.v1.DrainControllerResponse\x12=\n\x06Reform\x12\x18.wavepp.v1.ReformRequest\x1a\x19.wavepp.v1.ReformResponse\x12:\n\x05\x41udit\x12\x17.wavepp.v1.AuditRequest\x1a\x18.wavepp.v1.AuditResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bwavepp_proto/v1/admin.proto\x12\twavepp.v1\x1a\x1cwavepp_proto/v1/common.proto\"!\n\rStatusRequest\x12\x10\n\x08requests\x18\x01 \x01(\x08\"\xa1\x03\n\x0eStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0f\n\x07\x63luster\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0e\n\x06leader\x18\x04 \x01(\x08\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12\r\n\x05ready\x18\x06 \x01(\x08\x12,\n\tpipelines\x18\x07 \x03(\x0b\x32\x19.wavepp.v1.PipelineStatus\x12*\n\x08requests\x18\x08 \x03(\x0b\x32\x18.wavepp.v1.RequestStatus\x12\x39\n\x08\x63ounters\x18\t \x03(\x0b\x32\'.wavepp.v1.StatusResponse.CountersEntry\x12\x19\n\x11membership_frozen\x18\n \x01(\x08\x12)\n\x07refused\x18\x0b \x03(\x0b\x32\x18.wavepp.v1.RefusedMember\x12\x0b\n\x03pid\x18\x0c \x01(\r\x12\x14\n\x0c\x65tcd_version\x18\r \x01(\t\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x9c\x03\n\x0ePipelineStatus\x12\x10\n\x08pipeline\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x11\n\tformation\x18\x03 \x01(\x04\x12\x0e\n\x06stages\x18\x04 \x01(\r\x12\x16\n\x0emissing_stages\x18\x05 \x03(\r\x12\r\n\x05model\x18\x06 \x01(\t\x12\x14\n\x0c\x62lock_tokens\x18\x07 \x01(\r\x12\x0e\n\x06window\x18\x08 \x01(\x04\x12\x13\n\x0bwave_tokens\x18\t \x01(\r\x12\x17\n\x0fwaves_in_flight\x18\n \x01(\r\x12\x17\n\x0fqueued_requests\x18\x0b \x01(\r\x12\x18\n\x10running_requests\x18\x0c \x01(\r\x12\'\n\x07\x64\x61\x65mons\x18\r \x03(\x0b\x32\x16.wavepp.v1.StageStatus\x12\x0c\n\x04link\x18\x0e \x01(\t\x12\x12\n\nmodel_path\x18\x0f \x01(\t\x12$\n\nlast_fault\x18\x10 \x01(\x0b\x32\x10.wavepp.v1.Error\x12\x0e\n\x06policy\x18\x11 \x01(\t\x12\x17\n\x0fparked_requests\x18\x12 \x01(\r\"\xb2\x04\n\x0bStageStatus\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.wavepp.v1.DaemonKey\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x04 \x01(\t\x12\x13\n\x0b\x66irst_layer\x18\x05 \x01(\r\x12\x12\n\nlast_layer\x18\x06 \x01(\r\x12\x13\n\x0bpool_blocks\x18\x07 \x01(\x04\x12%\n\x08\x63\x61pacity\x18\x08 \x01(\x0b\x32\x13.wavepp.v1.Capacity\x12\x16\n\x0eindexed_blocks\x18\t \x01(\x04\x12\x16\n\x0e\x64igest_in_sync\x18\n \x01(\x08\x12\x15\n\rdigest_age_ms\x18\x0b \x01(\r\x12\x18\n\x10heartbeat_age_ms\x18\x0c \x01(\r\x12\x12\n\nwaves_done\x18\r \x01(\x04\x12\x0b\n\x03pid\x18\x0e \x01(\r\x12\x0f\n\x07version\x18\x0f \x01(\t\x12$\n\x05times\x18\x10 \x01(\x0b\x32\x15.wavepp.v1.StageTimes\x12\x0e\n\x06groups\x18\x11 \x03(\t\x12\x18\n\x10host_pool_blocks\x18\x12 \x01(\x04\x12\x13\n\x0bstate_slots\x18\x13 \x01(\x04\x12\x14\n\x0creconnecting\x18\x14 \x01(\x08\x12\x12\n\nreconnects\x18\x15 \x01(\r\x12\x1d\n\x10inventory_age_ms\x18\x16 \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07orphans\x18\x17 \x01(\x04\x42\x13\n\x11_inventory_age_ms\"\xd7\x01\n\rRequestStatus\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08pipeline\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\x04\x12\x10\n\x08\x65ndpoint\x18\x05 \x01(\x04\x12\x18\n\x10scheduled_tokens\x18\x06 \x01(\x04\x12\x17\n\x0f\x63omputed_tokens\x18\x07 \x01(\x04\x12\x0e\n\x06\x61ge_ms\x18\x08 \x01(\r\x12\x10\n\x08priority\x18\t \x01(\x05\x12\x13\n\x0bwaiting_for\x18\n \x01(\t\"d\n\rRefusedMember\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.wavepp.v1.DaemonKey\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x1f\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x10.wavepp.v1.Error\"\'\n\x12WatchStatusRequest\x12\x11\n\tperiod_ms\x18\x01 \x01(\r\"@\n\x13WatchStatusResponse\x12)\n\x06status\x18\x01 \x01(\x0b\x32\x19.wavepp.v1.StatusResponse\"-\n\x16\x44rainControllerRequest\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x01 \x01(\x04\"F\n\x17\x44rainControllerResponse\x12\x0f\n\x07\x64rained\x18\x01 \x01(\x08\x12\x1a\n\x12remaining_requests\x18\x02 \x01(\r\"Y\n\nStageShape\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x13\n\x0b\x66irst_layer\x18\x02 \x01(\r\x12\x12\n\nlast_layer\x18\x03 \x01(\r\x12\x13\n\x0bpool_blocks\x18\x04 \x01(\x04\"\x80\x01\n\rReformRequest\x12\x10\n\x08pipeline\x18\x01 \x01(\t\x12%\n\x06shapes\x18\x02 \x03(\x0b\x32\x15.wavepp.v1.StageShape\x12\x0c\n\x04link\x18\x03 \x01(\t\x12\x13\n\x0bwave_tokens\x18\x04 \x01(\r\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x05 \x01(\x04\"#\n\x0eReformResponse\x12\x11\n\tformation\x18\x01 \x01(\x04\" \n\x0c\x41uditRequest\x12\x10\n\x08pipeline\x18\x01 \x01(\t\"J\n\rAuditResponse\x12\'\n\x07\x64\x61\x65mons\x18\x01 \x03(\x0b\x32\x16.wavepp.v1.DaemonAudit\x12\x10\n\x08\x66indings\x18\x02 \x03(\t\"\x9d\x02\n\x0b\x44\x61\x65monAudit\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.wavepp.v1.DaemonKey\x12\r\n\x05holds\x18\x02 \x01(\r\x12\x13\n\x0bpool_blocks\x18\x03 \x01(\x04\x12\x15\n\rcached_blocks\x18\x04 \x01(\x04\x12\x13\n\x0bheld_blocks\x18\x05 \x01(\x04\x12\x1a\n\x12quarantined_blocks\x18\x06 \x01(\x04\x12%\n\x08\x63\x61pacity\x18\x07 \x01(\x0b\x32\x13.wavepp.v1.Capacity\x12\x14\n\x0crunning_hash\x18\x08 \x01(\x0c\x12\x11\n\tlast_wave\x18\t \x01(\x04\x12\x13\n\x0bheld_states\x18\n \x01(\x04\x12\x1a\n\x12quarantined_states\x18\x0b \x01(\x04\x32\xe5\x02\n\x05\x41\x64min\x12=\n\x06Status\x12\x18.wavepp.v1.StatusRequest\x1a\x19.wavepp.v1.StatusResponse\x12H\n\x05Watch\x12\x1d.wavepp.v1.WatchStatusRequest\x1a\x1e.wavepp.v1.WatchStatusResponse0\x01\x12X\n\x0f\x44rainController\x12!.wavepp.v1.DrainControllerRequest\x1a\".wavepp.v1.DrainControllerResponse\x12=\n\x06Reform\x12\x18.wavepp.v1.ReformRequest\x1a\x19.wavepp.v1.ReformResponse\x12:\n\x05\x41udit\x12\x17.wavepp.v1.AuditRequest\x1a\x18.wavepp.v1.AuditResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,33 +41,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STATUSRESPONSE_COUNTERSENTRY']._serialized_start=478
   _globals['_STATUSRESPONSE_COUNTERSENTRY']._serialized_end=525
   _globals['_PIPELINESTATUS']._serialized_start=528
-  _globals['_PIPELINESTATUS']._serialized_end=915
-  _globals['_STAGESTATUS']._serialized_start=918
-  _globals['_STAGESTATUS']._serialized_end=1306
-  _globals['_REQUESTSTATUS']._serialized_start=1309
-  _globals['_REQUESTSTATUS']._serialized_end=1524
-  _globals['_REFUSEDMEMBER']._serialized_start=1526
-  _globals['_REFUSEDMEMBER']._serialized_end=1626
-  _globals['_WATCHSTATUSREQUEST']._serialized_start=1628
-  _globals['_WATCHSTATUSREQUEST']._serialized_end=1667
-  _globals['_WATCHSTATUSRESPONSE']._serialized_start=1669
-  _globals['_WATCHSTATUSRESPONSE']._serialized_end=1733
-  _globals['_DRAINCONTROLLERREQUEST']._serialized_start=1735
-  _globals['_DRAINCONTROLLERREQUEST']._serialized_end=1780
-  _globals['_DRAINCONTROLLERRESPONSE']._serialized_start=1782
-  _globals['_DRAINCONTROLLERRESPONSE']._serialized_end=1852
-  _globals['_STAGESHAPE']._serialized_start=1854
-  _globals['_STAGESHAPE']._serialized_end=1943
-  _globals['_REFORMREQUEST']._serialized_start=1946
-  _globals['_REFORMREQUEST']._serialized_end=2074
-  _globals['_REFORMRESPONSE']._serialized_start=2076
-  _globals['_REFORMRESPONSE']._serialized_end=2111
-  _globals['_AUDITREQUEST']._serialized_start=2113
-  _globals['_AUDITREQUEST']._serialized_end=2145
-  _globals['_AUDITRESPONSE']._serialized_start=2147
-  _globals['_AUDITRESPONSE']._serialized_end=2221
-  _globals['_DAEMONAUDIT']._serialized_start=2224
-  _globals['_DAEMONAUDIT']._serialized_end=2460
-  _globals['_ADMIN']._serialized_start=2463
-  _globals['_ADMIN']._serialized_end=2820
+  _globals['_PIPELINESTATUS']._serialized_end=940
+  _globals['_STAGESTATUS']._serialized_start=943
+  _globals['_STAGESTATUS']._serialized_end=1505
+  _globals['_REQUESTSTATUS']._serialized_start=1508
+  _globals['_REQUESTSTATUS']._serialized_end=1723
+  _globals['_REFUSEDMEMBER']._serialized_start=1725
+  _globals['_REFUSEDMEMBER']._serialized_end=1825
+  _globals['_WATCHSTATUSREQUEST']._serialized_start=1827
+  _globals['_WATCHSTATUSREQUEST']._serialized_end=1866
+  _globals['_WATCHSTATUSRESPONSE']._serialized_start=1868
+  _globals['_WATCHSTATUSRESPONSE']._serialized_end=1932
+  _globals['_DRAINCONTROLLERREQUEST']._serialized_start=1934
+  _globals['_DRAINCONTROLLERREQUEST']._serialized_end=1979
+  _globals['_DRAINCONTROLLERRESPONSE']._serialized_start=1981
+  _globals['_DRAINCONTROLLERRESPONSE']._serialized_end=2051
+  _globals['_STAGESHAPE']._serialized_start=2053
+  _globals['_STAGESHAPE']._serialized_end=2142
+  _globals['_REFORMREQUEST']._serialized_start=2145
+  _globals['_REFORMREQUEST']._serialized_end=2273
+  _globals['_REFORMRESPONSE']._serialized_start=2275
+  _globals['_REFORMRESPONSE']._serialized_end=2310
+  _globals['_AUDITREQUEST']._serialized_start=2312
+  _globals['_AUDITREQUEST']._serialized_end=2344
+  _globals['_AUDITRESPONSE']._serialized_start=2346
+  _globals['_AUDITRESPONSE']._serialized_end=2420
+  _globals['_DAEMONAUDIT']._serialized_start=2423
+  _globals['_DAEMONAUDIT']._serialized_end=2708
+  _globals['_ADMIN']._serialized_start=2711
+  _globals['_ADMIN']._serialized_end=3068
 # @@protoc_insertion_point(module_scope)

@@ -145,6 +145,7 @@ class PipelineStatus(_message.Message):
     MODEL_PATH_FIELD_NUMBER: _builtins.int
     LAST_FAULT_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
+    PARKED_REQUESTS_FIELD_NUMBER: _builtins.int
     pipeline: _builtins.str
     state: _builtins.str
     """forming, serving or broken."""
@@ -161,6 +162,8 @@ class PipelineStatus(_message.Message):
     link: _builtins.str
     model_path: _builtins.str
     policy: _builtins.str
+    parked_requests: _builtins.int
+    """Waiting behind a request that computes the same prefix."""
     @_builtins.property
     def missing_stages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Stage indices without a daemon."""
@@ -191,10 +194,11 @@ class PipelineStatus(_message.Message):
         model_path: _builtins.str = ...,
         last_fault: _common_pb2.Error | None = ...,
         policy: _builtins.str = ...,
+        parked_requests: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last_fault", b"last_fault"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "daemons", b"daemons", "formation", b"formation", "last_fault", b"last_fault", "link", b"link", "missing_stages", b"missing_stages", "model", b"model", "model_path", b"model_path", "pipeline", b"pipeline", "policy", b"policy", "queued_requests", b"queued_requests", "running_requests", b"running_requests", "stages", b"stages", "state", b"state", "wave_tokens", b"wave_tokens", "waves_in_flight", b"waves_in_flight", "window", b"window"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "daemons", b"daemons", "formation", b"formation", "last_fault", b"last_fault", "link", b"link", "missing_stages", b"missing_stages", "model", b"model", "model_path", b"model_path", "parked_requests", b"parked_requests", "pipeline", b"pipeline", "policy", b"policy", "queued_requests", b"queued_requests", "running_requests", b"running_requests", "stages", b"stages", "state", b"state", "wave_tokens", b"wave_tokens", "waves_in_flight", b"waves_in_flight", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -220,6 +224,13 @@ class StageStatus(_message.Message):
     PID_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     TIMES_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    HOST_POOL_BLOCKS_FIELD_NUMBER: _builtins.int
+    STATE_SLOTS_FIELD_NUMBER: _builtins.int
+    RECONNECTING_FIELD_NUMBER: _builtins.int
+    RECONNECTS_FIELD_NUMBER: _builtins.int
+    INVENTORY_AGE_MS_FIELD_NUMBER: _builtins.int
+    ORPHANS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     address: _builtins.str
     engine: _builtins.str
@@ -235,6 +246,18 @@ class StageStatus(_message.Message):
     waves_done: _builtins.int
     pid: _builtins.int
     version: _builtins.str
+    host_pool_blocks: _builtins.int
+    """Blocks of the host tier; 0 = none."""
+    state_slots: _builtins.int
+    """Slots for recurrent states; 0 where the layers have none."""
+    reconnecting: _builtins.bool
+    """Its streams are broken; it is lost if it stays silent."""
+    reconnects: _builtins.int
+    """How often its streams were opened again in this formation."""
+    inventory_age_ms: _builtins.int
+    """Since its holds were last compared; absent before the first time."""
+    orphans: _builtins.int
+    """Holds and announcements of nobody, found and released in this formation."""
     @_builtins.property
     def key(self) -> _common_pb2.DaemonKey: ...
     @_builtins.property
@@ -242,6 +265,10 @@ class StageStatus(_message.Message):
     @_builtins.property
     def times(self) -> _common_pb2.StageTimes:
         """Sums since the formation began (microseconds)."""
+
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Cache groups of its layers: attention, recurrent."""
 
     def __init__(
         self,
@@ -262,12 +289,21 @@ class StageStatus(_message.Message):
         pid: _builtins.int = ...,
         version: _builtins.str = ...,
         times: _common_pb2.StageTimes | None = ...,
+        groups: _abc.Iterable[_builtins.str] | None = ...,
+        host_pool_blocks: _builtins.int = ...,
+        state_slots: _builtins.int = ...,
+        reconnecting: _builtins.bool = ...,
+        reconnects: _builtins.int = ...,
+        inventory_age_ms: _builtins.int | None = ...,
+        orphans: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "key", b"key", "times", b"times"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_inventory_age_ms", b"_inventory_age_ms", "capacity", b"capacity", "inventory_age_ms", b"inventory_age_ms", "key", b"key", "times", b"times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "capacity", b"capacity", "digest_age_ms", b"digest_age_ms", "digest_in_sync", b"digest_in_sync", "engine", b"engine", "first_layer", b"first_layer", "heartbeat_age_ms", b"heartbeat_age_ms", "incarnation", b"incarnation", "indexed_blocks", b"indexed_blocks", "key", b"key", "last_layer", b"last_layer", "pid", b"pid", "pool_blocks", b"pool_blocks", "times", b"times", "version", b"version", "waves_done", b"waves_done"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_inventory_age_ms", b"_inventory_age_ms", "address", b"address", "capacity", b"capacity", "digest_age_ms", b"digest_age_ms", "digest_in_sync", b"digest_in_sync", "engine", b"engine", "first_layer", b"first_layer", "groups", b"groups", "heartbeat_age_ms", b"heartbeat_age_ms", "host_pool_blocks", b"host_pool_blocks", "incarnation", b"incarnation", "indexed_blocks", b"indexed_blocks", "inventory_age_ms", b"inventory_age_ms", "key", b"key", "last_layer", b"last_layer", "orphans", b"orphans", "pid", b"pid", "pool_blocks", b"pool_blocks", "reconnecting", b"reconnecting", "reconnects", b"reconnects", "state_slots", b"state_slots", "times", b"times", "version", b"version", "waves_done", b"waves_done"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__inventory_age_ms: _TypeAlias = _typing.Literal["inventory_age_ms"]  # noqa: Y015
+    _WhichOneofArgType__inventory_age_ms: _TypeAlias = _typing.Literal["_inventory_age_ms", b"_inventory_age_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__inventory_age_ms) -> _WhichOneofReturnType__inventory_age_ms | None: ...
 
 Global___StageStatus: _TypeAlias = StageStatus  # noqa: Y015
 
@@ -571,6 +607,8 @@ class DaemonAudit(_message.Message):
     CAPACITY_FIELD_NUMBER: _builtins.int
     RUNNING_HASH_FIELD_NUMBER: _builtins.int
     LAST_WAVE_FIELD_NUMBER: _builtins.int
+    HELD_STATES_FIELD_NUMBER: _builtins.int
+    QUARANTINED_STATES_FIELD_NUMBER: _builtins.int
     holds: _builtins.int
     pool_blocks: _builtins.int
     cached_blocks: _builtins.int
@@ -579,6 +617,9 @@ class DaemonAudit(_message.Message):
     running_hash: _builtins.bytes
     """SHA-256 over every row executed in this formation (invariant I1), and up to which wave."""
     last_wave: _builtins.int
+    held_states: _builtins.int
+    """Slots of recurrent states that somebody holds, and those that wait for the executor."""
+    quarantined_states: _builtins.int
     @_builtins.property
     def key(self) -> _common_pb2.DaemonKey: ...
     @_builtins.property
@@ -595,10 +636,12 @@ class DaemonAudit(_message.Message):
         capacity: _common_pb2.Capacity | None = ...,
         running_hash: _builtins.bytes = ...,
         last_wave: _builtins.int = ...,
+        held_states: _builtins.int = ...,
+        quarantined_states: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_blocks", b"cached_blocks", "capacity", b"capacity", "held_blocks", b"held_blocks", "holds", b"holds", "key", b"key", "last_wave", b"last_wave", "pool_blocks", b"pool_blocks", "quarantined_blocks", b"quarantined_blocks", "running_hash", b"running_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_blocks", b"cached_blocks", "capacity", b"capacity", "held_blocks", b"held_blocks", "held_states", b"held_states", "holds", b"holds", "key", b"key", "last_wave", b"last_wave", "pool_blocks", b"pool_blocks", "quarantined_blocks", b"quarantined_blocks", "quarantined_states", b"quarantined_states", "running_hash", b"running_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

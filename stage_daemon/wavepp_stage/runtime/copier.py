@@ -26,6 +26,17 @@ DRAIN_S: Final = 30.0
 """Longest wait for copies under way: far beyond any copy, so what takes longer hangs."""
 
 
+class CopyCounts:
+    """What the copy thread did since it started. Every key is there from the start: a scrape copies these dicts
+    while the thread counts."""
+
+    def __init__(self) -> None:
+        self.blocks = {direction.value: 0 for direction in CopyDirection}
+        """Copied, by direction."""
+        self.seconds = {direction.value: 0.0 for direction in CopyDirection}
+        self.failed_lots = 0
+
+
 class Copier:
     """One thread. `start` never blocks; `drain` and `close` wait, bounded."""
 
@@ -38,11 +49,7 @@ class Copier:
         self._closing = False
         self.on_ended: Callable[[], None] = lambda: None
         """Called on the copy thread after each lot, once the core knows."""
-        # Every key is there from the start: a scrape copies these dicts while the thread counts.
-        self.blocks = {direction.value: 0 for direction in CopyDirection}
-        """Copied, by direction."""
-        self.seconds = {direction.value: 0.0 for direction in CopyDirection}
-        self.failed_lots = 0
+        self.counts = CopyCounts()
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
 
@@ -105,9 +112,9 @@ class Copier:
         except Exception as error:
             log.exception("a copy failed", error, lot=lot.number, direction=direction, blocks=len(lot))
         else:
-            self.blocks[direction] += len(lot)
+            self.counts.blocks[direction] += len(lot)
             return True
         finally:
-            self.seconds[direction] += time.perf_counter() - started
-        self.failed_lots += 1
+            self.counts.seconds[direction] += time.perf_counter() - started
+        self.counts.failed_lots += 1
         return False

@@ -115,7 +115,7 @@ class StageDaemon:
             settings, self.equipment, self.core, self.executor, self._hub, host, self._drain_future
         )
         self.observer = Observer(
-            self.core, self.copier, self._tracer, settings.key, lambda: self.control.plan is not None
+            self.core, self.copier.counts, self._tracer, settings.key, lambda: self.control.plan is not None
         )
         self.fence = SelfFence(self.core, self.control, self._reborn)
         first, last = settings.band(self.equipment.model.layers)

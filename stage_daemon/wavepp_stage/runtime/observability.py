@@ -18,7 +18,7 @@ from grpc_health.v1 import health, health_pb2
 from wavepp_proto.runtime.logs import get_log
 from wavepp_proto.runtime.tracing import Tracer
 from wavepp_proto.terms import DaemonKey, StageTimes, VoteOutcome, Votes
-from wavepp_stage.runtime.copier import Copier
+from wavepp_stage.runtime.copier import CopyCounts
 from wavepp_stage.runtime.core_shell import CoreShell
 from wavepp_stage.runtime.running_formation import Report
 from wavepp_stage.runtime.spans import record_prepares, record_wave
@@ -39,11 +39,11 @@ class Observer:
     """One per daemon."""
 
     def __init__(
-        self, core: CoreShell, copier: Copier, tracer: Tracer, key: DaemonKey, serving: Callable[[], bool]
+        self, core: CoreShell, copies: CopyCounts, tracer: Tracer, key: DaemonKey, serving: Callable[[], bool]
     ) -> None:
         """`serving` says whether a formation is served; callable from any thread."""
         self._core = core
-        self._copier = copier
+        self._copies = copies
         self._tracer = tracer
         self._key = key
         self._serving = serving
@@ -146,11 +146,22 @@ class Observer:
             leases=census.leases,
             escrows=census.escrows,
             escrowed_blocks=census.escrowed,
+            backed_blocks={
+                "free": census.backed_free, "offload": census.backed_offload, "evict": census.backed_evict,
+            },
             evicted_blocks=census.evicted,
+            moved_blocks={"offload": census.offloaded, "onboard": census.onboarded},
+            host_blocks={"free": census.host_free, "cached": census.host_cached, "held": census.host_held},
+            states={
+                "free": census.states_free, "cached": census.states_cached, "held": census.states_held,
+                "quarantined": census.states_quarantined,
+            },
+            escrowed_states=census.states_escrowed,
+            evicted_states=census.states_evicted,
             abandoned_links=_abandoned_links(),
-            copied_blocks=dict(self._copier.blocks),
-            copy_s=dict(self._copier.seconds),
-            failed_copies=self._copier.failed_lots,
+            copied_blocks=dict(self._copies.blocks),
+            copy_s=dict(self._copies.seconds),
+            failed_copies=self._copies.failed_lots,
             self_fences=self._self_fences,
             resumed_streams=self._resumed_streams,
         )  # fmt: skip
