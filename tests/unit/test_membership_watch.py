@@ -199,6 +199,31 @@ async def test_record_is_put_again_when_somebody_deleted_it() -> None:
     await registrar.close()
 
 
+async def test_place_is_left_to_a_successor_and_taken_again_when_it_is_free() -> None:
+    """A daemon that froze, and was replaced, comes back as somebody new: it must not push its heir out."""
+    store = MemoryStore()
+    first, heir = (
+        Registrar(store, make_record(), ttl_s=TTL_S),
+        Registrar(store, make_record(incarnation=5), ttl_s=TTL_S),
+    )
+    first.start()
+    await first.registered.wait()
+    heir.start()  # a new process takes over whatever stands there
+    await heir.registered.wait()
+    first.update(make_record(incarnation=9))
+
+    async def standing() -> list[bytes]:
+        return [item.value for item in (await store.get_prefix("/")).items]
+
+    await eventually(lambda: not first._stale.is_set())
+    assert not first.registered.is_set()
+    assert await standing() == [encode_record(make_record(incarnation=5))]
+    await heir.close()
+    await asyncio.wait_for(first.registered.wait(), 30)
+    assert await standing() == [encode_record(make_record(incarnation=9))]
+    await first.close()
+
+
 async def test_close_ends_when_the_store_is_away() -> None:
     store = MemoryStore()
     registrar = Registrar(store, make_record())

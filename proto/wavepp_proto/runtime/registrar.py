@@ -28,7 +28,9 @@ class Registrar:
     """Keeps `record` in the store under a lease until `close`. Starts whether the store is up or not.
 
     The lease is refreshed three times per TTL, with jitter. A lease that is gone is replaced and the
-    record put again; a record that somebody deleted is put again at the next refresh.
+    record put again; a record that somebody deleted is put again at the next refresh. The first time a
+    place is taken over from whoever had it, a process that died; later it is left to whoever took it over
+    meanwhile, and taken again once it is free.
     """
 
     def __init__(
@@ -48,6 +50,8 @@ class Registrar:
         self._lease: LeaseId | None = None
         self._placed_key: str | None = None
         """Key that was put under the lease."""
+        self._held_key: str | None = None
+        """Place that was ours once: from then on somebody else in it is our successor."""
         self._stale = asyncio.Event()
         """Set while the store lacks the current record."""
         self._stale.set()
@@ -58,7 +62,8 @@ class Registrar:
         self._task = asyncio.create_task(self._run(), name="registrar")
 
     def update(self, record: MemberRecord) -> None:
-        """Register `record` instead, at once. Raises InvalidRequest when it breaks the record's rules."""
+        """Register `record` instead, at once unless its place has gone to another. Raises InvalidRequest when it
+        breaks the record's rules."""
         key, value = _encoded(record)
         self._key, self._value = key, value
         self.registered.clear()
@@ -107,21 +112,29 @@ class Registrar:
             self._stale.set()
         else:
             await self._store.keep_alive(self._lease)
-        if self._stale.is_set():
-            await self._place(self._lease)
-        else:
-            claim = await self._store.create_if_absent(self._key, self._value, self._lease)
-            if claim.item.lease != self._lease:
-                _log.warning("place is registered by another daemon too", key=self._key)
+        await self._place(self._lease)
 
     async def _place(self, lease: LeaseId) -> None:
+        """Put the record under the lease, if it is not there and its place is ours to take."""
         key, value = self._key, self._value
         self._placed_key = key
-        await self._store.put(key, value, lease)
+        if key == self._held_key:
+            claim = await self._store.create_if_absent(key, value, lease)
+            if claim.item.lease != lease:
+                _log.warning("place is registered by another daemon too", key=key)
+                self.registered.clear()
+                self._stale.clear()  # looked at again at the next refresh
+                return
+            if claim.item.value != value:
+                await self._store.put(key, value, lease)
+        else:
+            await self._store.put(key, value, lease)
+        self._held_key = key
         if (key, value) == (self._key, self._value):
             self._stale.clear()
-            self.registered.set()
-            _log.info("registered", key=key)
+            if not self.registered.is_set():
+                self.registered.set()
+                _log.info("registered", key=key)
 
     async def _wait_until_due(self) -> None:
         with contextlib.suppress(TimeoutError):
