@@ -1,0 +1,87 @@
+"""Host tier and recurrent states end to end over real gRPC: exact answers, and what was moved comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from tests.conformance.test_serving import B, oracle, prompt
+from tests.harness.cluster import Cluster
+from wavepp_stage.core.census import Census
+
+HYBRID = "emulated:layers=8,attention_every=4,vocabulary=1000,window=65536,token_us=5,copy_us=200"
+DENSE = "emulated:layers=8,vocabulary=1000,window=65536,token_us=5,copy_us=200"
+
+
+def censuses(cluster: Cluster) -> list[Census]:
+    return [daemon.core.read(lambda machine: machine.census()) for daemon in cluster.daemons]
+
+
+@pytest.mark.parametrize("model", [DENSE, HYBRID], ids=["dense", "hybrid"])
+async def test_prefixes_come_back_from_the_host_when_the_device_is_too_small_for_them(model: str) -> None:
+    """Ten conversations of ten blocks each; thirty blocks on the device, and the host holds the rest."""
+    conversations = [prompt(10 * B + 1, seed) for seed in range(10)]
+    async with Cluster(
+        stages=2, model=model, pool_blocks=(30,), host_pool_blocks=120, state_slots=40, floor_blocks=0
+    ) as cluster:
+        for tokens in conversations:
+            assert (await cluster.client.prefill(tokens)).first_token == oracle(tokens)
+        assert all(census.offloaded > 0 for census in censuses(cluster))
+        for tokens in conversations:
+            again = await cluster.client.prefill(tokens)
+            assert (again.first_token, again.cached_tokens) == (oracle(tokens), 10 * B)
+        assert all(census.onboarded > 0 for census in censuses(cluster))
+        assert all(sum(daemon.copier.counts.blocks.values()) > 0 for daemon in cluster.daemons)
+        assert not any(daemon.copier.counts.failed_lots for daemon in cluster.daemons)
+
+
+async def test_digests_say_nothing_when_blocks_only_move_between_tiers() -> None:
+    conversations = [prompt(10 * B + 1, seed) for seed in range(6)]
+    async with Cluster(stages=2, model=DENSE, pool_blocks=(30,), host_pool_blocks=120, floor_blocks=0) as cluster:
+        for tokens in conversations:
+            await cluster.client.prefill(tokens)
+        feeds = [daemon.core.read(lambda machine: machine._feed.changes) for daemon in cluster.daemons]
+        for tokens in conversations:
+            assert (await cluster.client.prefill(tokens)).cached_tokens == 10 * B
+        # every prefix moved twice, and was reusable all the time
+        assert [daemon.core.read(lambda machine: machine._feed.changes) for daemon in cluster.daemons] == feeds
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_answers_stay_exact_when_tiers_and_states_are_short_and_requests_are_cancelled(seed: int) -> None:
+    rng = random.Random(seed)
+    shared = [prompt(8 * B, 50 + index) for index in range(4)]
+    async with Cluster(
+        stages=3, model=HYBRID, pool_blocks=(40, 33, 50), host_pool_blocks=40, state_slots=9, snapshot_tokens=4 * B
+    ) as cluster:
+
+        async def one(index: int) -> None:
+            tokens = rng.choice(shared)[: rng.randrange(1, 8 * B)] + prompt(rng.randrange(1, 120), 1000 * seed + index)
+            task = asyncio.create_task(cluster.client.prefill(tokens, request_id=f"r{index}", priority=index % 3))
+            if rng.random() < 0.25:
+                for _ in range(rng.randrange(60)):
+                    await asyncio.sleep(0)
+                task.cancel()
+            outcome = (await asyncio.gather(task, return_exceptions=True))[0]
+            if not isinstance(outcome, asyncio.CancelledError):
+                assert not isinstance(outcome, BaseException), outcome
+                assert outcome.first_token == oracle(tokens)
+
+        await asyncio.gather(*(one(index) for index in range(40)))
+        assert cluster.formation == 1
+
+
+async def test_stage_without_attention_serves_beside_one_without_recurrence() -> None:
+    """Layers 0-2 are recurrent, layer 3 attends: each stage has another cache group, the endpoint is one number."""
+    tokens = prompt(9 * B + 3, 3)
+    async with Cluster(
+        stages=2, model="emulated:layers=4,attention_every=4,vocabulary=1000,window=65536", layers=[(0, 3), (3, 4)]
+    ) as cluster:
+        status = cluster.controller.machine.status().pipelines[0]
+        assert [[group.value for group in daemon.groups] for daemon in status.daemons] == [["recurrent"], ["attention"]]
+        assert [daemon.state_slots for daemon in status.daemons] == [64, 0]
+        assert (await cluster.client.prefill(tokens)).first_token == oracle(tokens)
+        again = await cluster.client.prefill(tokens)
+        assert (again.first_token, again.cached_tokens) == (oracle(tokens), 9 * B)
