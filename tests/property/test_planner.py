@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,25 +12,49 @@ from wavepp_proto.hashing import reuse_cap
 from wavepp_proto.terms import Attempt, HoldKey, RequestId, Row
 
 
+@dataclass
+class Work:
+    """One request: what is to be done, and the chunks that did it."""
+
+    key: HoldKey
+    hit: int
+    prompt: int
+    snapshots: tuple[int, ...]
+    stops: tuple[int, ...]
+    chunks: list[Row] = field(default_factory=list)
+
+    @property
+    def start(self) -> int:
+        return self.chunks[-1].start + self.chunks[-1].length if self.chunks else self.hit
+
+    def lane(self) -> Lane:
+        ahead = [tuple(place for place in places if place > self.start) for places in (self.snapshots, self.stops)]
+        return Lane(self.key, self.start, self.prompt, *ahead)
+
+
 @st.composite
-def workloads(draw: st.DrawFn) -> tuple[int, int, int, list[tuple[int, int]]]:
+def works(draw: st.DrawFn) -> tuple[int, int, int, list[Work]]:
     block = draw(st.sampled_from([1, 2, 16, 64]))
     wave = block * draw(st.integers(1, 20))
     rows = draw(st.integers(1, 8))
-    prompts = draw(st.lists(st.integers(1, 40 * block), min_size=1, max_size=12))
-    hits = [draw(st.integers(0, reuse_cap(prompt, block) // block)) * block for prompt in prompts]
-    return block, wave, rows, list(zip(hits, prompts, strict=True))
+    made = []
+    for number, prompt in enumerate(draw(st.lists(st.integers(1, 40 * block), min_size=1, max_size=12))):
+        hit = draw(st.integers(0, reuse_cap(prompt, block) // block)) * block
+        inside = [at * block for at in range(hit // block + 1, prompt // block + 1)]
+        places = st.sets(st.sampled_from(inside), max_size=4) if inside else st.just(set[int]())
+        snapshots, stops = (tuple(sorted(draw(places))) for _ in range(2))
+        made.append(Work(HoldKey(RequestId(str(number)), Attempt(1)), hit, prompt, snapshots, stops))
+    return block, wave, rows, made
 
 
-@given(workloads())
+@given(works())
 def test_chunks_cover_every_suffix_exactly_when_waves_are_planned_to_the_end(
-    workload: tuple[int, int, int, list[tuple[int, int]]],
+    workload: tuple[int, int, int, list[Work]],
 ) -> None:
+    """Field bugs 25 and 26: planned from the suffix, no empty chunk, whatever the hit."""
     block, wave, most_rows, requests = workload
-    lanes = {HoldKey(RequestId(str(i)), Attempt(1)): [hit, prompt] for i, (hit, prompt) in enumerate(requests)}
-    chunks: dict[HoldKey, list[Row]] = {key: [] for key in lanes}
-    while any(start < prompt for start, prompt in lanes.values()):
-        view = [Lane(key, start, prompt) for key, (start, prompt) in lanes.items() if start < prompt]
+    by_key = {work.key: work for work in requests}
+    while view := [work.lane() for work in requests if work.start < work.prompt]:
         rows = plan_fixed(view, wave, most_rows, block)
         assert rows == plan_fixed(view, wave, most_rows, block)  # replayable
         assert 1 <= len(rows) <= most_rows
@@ -36,11 +62,14 @@ def test_chunks_cover_every_suffix_exactly_when_waves_are_planned_to_the_end(
         assert rows[0].key == view[0].key  # the first lane always advances
         assert len({row.key for row in rows}) == len(rows)
         for row in rows:
-            assert row.start == lanes[row.key][0]
-            lanes[row.key][0] = row.start + row.length
-            chunks[row.key].append(row)
-    for (hit, prompt), rows_of in zip(requests, chunks.values(), strict=True):
-        assert all(row.length > 0 for row in rows_of)
-        assert sum(row.length for row in rows_of) == prompt - hit
-        assert all((row.start + row.length) % block == 0 for row in rows_of[:-1])
-        assert [row.final for row in rows_of] == [False] * (len(rows_of) - 1) + [True]
+            assert row.start == by_key[row.key].start
+            by_key[row.key].chunks.append(row)
+    for work in requests:
+        ends = [row.start + row.length for row in work.chunks]
+        assert all(row.length > 0 for row in work.chunks)
+        assert sum(row.length for row in work.chunks) == work.prompt - work.hit
+        assert all(end % block == 0 for end in ends[:-1])
+        assert set(work.stops) <= set(ends)
+        assert tuple(place for row in work.chunks for place in row.snapshots) == work.snapshots
+        assert all(row.start < place <= row.start + row.length for row in work.chunks for place in row.snapshots)
+        assert [row.final for row in work.chunks] == [False] * (len(ends) - 1) + [True]

@@ -39,3 +39,20 @@ def test_index_is_never_shortened() -> None:
     fresh = FreshChains()
     fresh.finished(chain(1), 0.0)
     assert fresh.extend(chain(1, 2, 3), 3, 0.1) == 3
+
+
+def test_deepest_snapshot_within_the_prefix_counts_when_a_request_took_some() -> None:
+    fresh = FreshChains()
+    fresh.finished(chain(1, 2, 3, 4, 5, 6), 0.0, (2, 4, 6))
+    fresh.finished(chain(1, 2, 3, 9), 0.0, (3,))
+    assert fresh.snapshot_blocks(chain(1, 2, 3, 4, 5, 7), 0, 5, 0.1) == 4
+    assert fresh.snapshot_blocks(chain(1, 2, 3, 4, 5, 7), 0, 3, 0.1) == 3
+    assert fresh.snapshot_blocks(chain(1, 2, 8), 0, 3, 0.1) == 2
+    assert fresh.snapshot_blocks(chain(8, 9, 10, 11), 0, 4, 0.1) == 0
+
+
+def test_snapshot_that_the_index_knows_is_never_passed_over_for_an_earlier_one() -> None:
+    fresh = FreshChains()
+    fresh.finished(chain(1, 2, 3, 4), 0.0, (2,))
+    assert fresh.snapshot_blocks(chain(1, 2, 3, 4), 3, 4, 0.1) == 3
+    assert fresh.snapshot_blocks(chain(1, 2, 3, 4), 0, 4, KEEP_S + 0.01) == 0

@@ -60,3 +60,44 @@ def test_rows_stop_at_the_most_a_wave_may_hold_when_many_lanes_wait() -> None:
 
 def test_nothing_is_planned_when_there_are_no_lanes() -> None:
     assert plan_fixed([], 128, 8, B) == ()
+
+
+def taken(rows: tuple[Row, ...]) -> list[tuple[int, int, tuple[int, ...]]]:
+    return [(row.start, row.length, row.snapshots) for row in rows]
+
+
+def special(start: int, prompt: int, snapshots: tuple[int, ...] = (), stops: tuple[int, ...] = ()) -> Lane:
+    return Lane(HoldKey(RequestId("a"), Attempt(1)), start, prompt, snapshots, stops)
+
+
+@pytest.mark.parametrize(
+    ("snapshots", "length", "inside"),
+    [
+        ((96, 192), 96, (96,)),  # the chunk ends on a snapshot point
+        ((80, 112, 192), 112, (80, 112)),  # on the last one
+        ((32, 192), 128, (32,)),  # half of a wave is not given away for it
+        ((64,), 128, (64,)),
+        ((128, 192), 128, (128,)),
+        ((144,), 128, ()),
+    ],
+)
+def test_interior_chunk_ends_on_a_snapshot_point_when_one_lies_near(
+    snapshots: tuple[int, ...], length: int, inside: tuple[int, ...]
+) -> None:
+    assert taken(plan_fixed([special(0, 1000, snapshots)], 128, 8, B)) == [(0, length, inside)]
+
+
+def test_final_chunk_carries_its_snapshots_when_the_prompt_ends_in_it() -> None:
+    assert taken(plan_fixed([special(64, 160, (80, 160))], 128, 8, B)) == [(64, 96, (80, 160))]
+    assert taken(plan_fixed([special(64, 165, (80, 160))], 128, 8, B)) == [(64, 101, (80, 160))]
+
+
+@pytest.mark.parametrize(("stops", "length"), [((16, 64), 16), ((128,), 128), ((144,), 128), ((48,), 48)])
+def test_chunk_ends_at_the_first_stop_when_it_reaches_one(stops: tuple[int, ...], length: int) -> None:
+    assert taken(plan_fixed([special(0, 1000, (), stops)], 128, 8, B)) == [(0, length, ())]
+
+
+def test_others_fill_the_wave_when_a_stop_ends_a_chunk_early() -> None:
+    rows = plan_fixed([special(0, 100, (48, 96), (48,)), lane("b", 0, 500)], 128, 8, B)
+    assert shape(rows) == [("a", 0, 48, False), ("b", 0, 80, False)]
+    assert [row.snapshots for row in rows] == [(48,), ()]

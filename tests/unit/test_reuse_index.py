@@ -173,3 +173,120 @@ def test_short_chain_views_the_map_keys_when_given_packed_hashes() -> None:
     chain = short_chain(packed)
     assert chain.tolist() == [short(packed[i * 32 : i * 32 + 32]) for i in range(6)]
     assert chain.base is not None  # nothing was copied
+
+
+# --- recurrent groups ---------------------------------------------------------------------------
+
+ATTENTION, RECURRENT = CacheGroup.ATTENTION, CacheGroup.RECURRENT
+
+
+def groups_snapshot(blocks: Hashes | None, states: Hashes | None, seq: int = 1) -> Digest:
+    """One page that tells whichever groups the daemon has."""
+    told = {ATTENTION: blocks, RECURRENT: states}
+    groups = tuple(
+        GroupDigest(group, pack_hashes(found), b"", len(found), checksum(found))
+        for group, found in told.items()
+        if found is not None
+    )
+    return Digest(LIFE, seq, DigestKind.SNAPSHOT, groups, Capacity(1, 0, 0))
+
+
+def places(*blocks: int) -> Hashes:
+    """Short hashes of the prefixes that end after so many blocks."""
+    return CHAIN[np.array(blocks, dtype=int) - 1] if blocks else EMPTY
+
+
+def mixed(a: int, b: tuple[int, tuple[int, ...]], c: tuple[int, ...]) -> ReuseIndex:
+    """`a` attends, `b` does both, `c` is recurrent only."""
+    index = ReuseIndex()
+    for key, groups in ((A, (ATTENTION,)), (B, (ATTENTION, RECURRENT)), (C, (RECURRENT,))):
+        index.attach(key, LIFE, 1000, groups)
+    index.apply(A, groups_snapshot(CHAIN[:a], None))
+    index.apply(B, groups_snapshot(CHAIN[: b[0]], places(*b[1])))
+    index.apply(C, groups_snapshot(None, places(*c)))
+    return index
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "c", "hint"),
+    [
+        (60, (50, (16, 32, 48)), (16, 32, 48), 48),
+        (40, (50, (16, 32, 48)), (16, 32, 48), 32),  # the blocks end before the last snapshot
+        (60, (50, (16, 48)), (16, 32), 16),
+        (60, (50, (48,)), (32,), 0),
+        (6, (6, ()), (), 0),  # field bug 18: attention alone is worth nothing
+        (0, (50, (16,)), (16,), 0),
+    ],
+)
+def test_hint_is_the_last_snapshot_of_all_recurrent_daemons_within_everybodys_blocks(
+    a: int, b: tuple[int, tuple[int, ...]], c: tuple[int, ...], hint: int
+) -> None:
+    index = mixed(a, b, c)
+    assert index.hint_blocks(CHAIN) == hint
+    assert index.attention_blocks(CHAIN) == min(a, b[0])
+    assert index.check() == []
+
+
+def test_snapshot_is_looked_for_from_any_depth_down() -> None:
+    index = mixed(60, (60, (16, 32, 48)), (16, 32, 48))
+    assert [index.snapshot_blocks(CHAIN, most) for most in (100, 48, 47, 32, 16, 15, 0)] == [48, 48, 32, 32, 16, 0, 0]
+
+
+def test_place_is_reusable_when_blocks_and_snapshot_are_there_on_all() -> None:
+    index = mixed(60, (50, (16, 32)), (16, 32, 48))
+    assert [index.reusable_to(CHAIN, blocks) for blocks in (16, 32, 33, 48)] == [True, True, False, False]
+    assert not ReuseIndex().reusable_to(CHAIN, 1)
+    dense = index_of(a=40, b=70)
+    assert [dense.reusable_to(CHAIN, blocks) for blocks in (1, 40, 41)] == [True, True, False]
+
+
+@pytest.mark.parametrize("lost", [A, B, C])
+def test_daemon_counts_as_empty_in_every_group_when_it_is_not_in_sync(lost: DaemonKey) -> None:
+    index = mixed(60, (50, (16, 32)), (16, 32))
+    gap = Digest(LIFE, 9, DigestKind.DELTA, (), Capacity(1, 0, 0))
+    assert index.apply(lost, gap) is Verdict.RESYNC
+    assert index.hint_blocks(CHAIN) == 0
+    assert not index.reusable_to(CHAIN, 16)
+    assert index.snapshot_blocks(CHAIN, 50) == (32 if lost is A else 0)
+    assert index.attention_blocks(CHAIN) == (50 if lost is C else 0)
+
+
+def test_whole_chain_is_scanned_when_no_daemon_attends() -> None:
+    index = ReuseIndex()
+    for key in (A, B):
+        index.attach(key, LIFE, 1000, (RECURRENT,))
+        index.apply(key, groups_snapshot(None, places(16, 80)))
+    assert (index.attention_blocks(CHAIN), index.hint_blocks(CHAIN), index.hint_blocks(CHAIN[:79])) == (100, 80, 16)
+
+
+def test_groups_are_learnt_anew_when_a_daemon_joins_with_others() -> None:
+    index = index_of(a=40)
+    version = index.version
+    index.regroup(A, (ATTENTION,))
+    assert index.version == version
+    index.regroup(A, (ATTENTION, RECURRENT))
+    assert (index.hint_blocks(CHAIN), index.version) == (0, version + 1)
+    index.regroup(B, (RECURRENT,))  # not attached
+    assert index.check() == []
+
+
+def test_sieve_forgets_snapshots_when_they_are_dropped_or_their_daemon_is_lost() -> None:
+    index = mixed(60, (60, (16, 32)), (16, 32))
+    after = places(16)
+    removed = GroupDigest(RECURRENT, b"", pack_hashes(places(32)), 1, checksum(after))
+    dropped = Digest(LIFE, 2, DigestKind.DELTA, (removed,), Capacity(1, 0, 0))
+    assert index.apply(B, dropped) is Verdict.APPLY
+    assert index.hint_blocks(CHAIN) == 16
+    for key in (A, B, C):
+        index.detach(key)
+    while index.sweep(64):
+        pass
+    assert (index.distinct_blocks(), index.check()) == (0, [])
+
+
+@pytest.mark.parametrize("states", [4, 5])
+def test_daemon_counts_as_empty_when_blocks_and_snapshots_exceed_its_pools(states: int) -> None:
+    index = ReuseIndex()
+    index.attach(A, LIFE, 20 + 4, (ATTENTION, RECURRENT))
+    verdict = index.apply(A, groups_snapshot(CHAIN[:20], CHAIN[:states]))
+    assert verdict is (Verdict.REPLACE if states == 4 else Verdict.RESYNC)

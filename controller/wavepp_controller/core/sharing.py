@@ -54,13 +54,11 @@ class Sharing:
 
     def offer(self, request: Request, holders: Iterable[Request]) -> Offer | None:
         """The best that any holder promises beyond the hint; None if none promises enough."""
-        best = None
+        best, beaten = None, request.current.candidate
         for front in holders if self._least else ():
-            boundary = self._boundary(request, front)
-            if boundary < request.current.candidate + self._least:
-                continue
-            if best is None or (boundary, front.current.computed) > (best.boundary, best.front.current.computed):
-                best = Offer(front, boundary)
+            boundary = self._boundary(request, front, beaten)
+            if boundary >= request.current.candidate + self._least and boundary > beaten:
+                best, beaten = Offer(front, boundary), boundary
         if best is None or best.published or request.current.parks < self._most_parks:
             return best
         return None
@@ -116,9 +114,9 @@ class Sharing:
 
     # --- the boundary ---------------------------------------------------------------------------
 
-    def _boundary(self, request: Request, front: Request) -> int:
-        """How far `request` could reuse what `front` computes (tokens); 0 if not beyond its hint."""
-        known = request.current.candidate // self._policy.block_tokens
+    def _boundary(self, request: Request, front: Request, beaten: int) -> int:
+        """How far `request` could reuse what `front` computes (tokens); 0 if certainly not beyond `beaten`."""
+        known = beaten // self._policy.block_tokens
         chain, other = request.chain, front.chain
         if chain is None or other is None or known >= min(chain.size, other.size) or chain[known] != other[known]:
             return 0
