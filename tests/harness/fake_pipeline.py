@@ -340,8 +340,13 @@ class FakePipeline:
             self.now = min(end, self.now + 0.05)
             for daemon in self.daemons.values():
                 if self.hears(daemon.plan.key):
-                    self.post(BeatArrived(daemon.plan.key, Heartbeat(daemon.fence(0), 1), self.now))
+                    beat = Heartbeat(daemon.fence(0), 1, queued_waves=self.queued_waves(daemon.plan.key))
+                    self.post(BeatArrived(daemon.plan.key, beat, self.now))
             self.post(Tick(self.now))
+
+    def queued_waves(self, key: DaemonKey) -> int:
+        """What a heartbeat says; waves that the test holds back count as arrived."""
+        return sum(isinstance(action, SendWave) and key in dict(action.targets) for action in self.held)
 
     def hears(self, key: DaemonKey) -> bool:
         """Whether what is sent to the daemon arrives, and it answers."""

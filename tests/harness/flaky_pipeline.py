@@ -61,6 +61,10 @@ class FlakyPipeline(FakePipeline):
     def hears(self, key: DaemonKey) -> bool:
         return super().hears(key) and self.wires[key].open
 
+    def queued_waves(self, key: DaemonKey) -> int:
+        wire = self.wires[key]
+        return super().queued_waves(key) + len(wire.accepted) - len(wire.reports)
+
     def key(self, stage: int) -> DaemonKey:
         return self.daemon(stage).plan.key
 

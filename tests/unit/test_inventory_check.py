@@ -14,8 +14,6 @@ from wavepp_controller.core.events import (
     AskInventory,
     EndFormation,
     InventoryArrived,
-    ReopenStreams,
-    ReportArrived,
     SendRound,
     SendWave,
 )
@@ -240,18 +238,6 @@ def test_formation_ends_when_an_inventory_shows_a_wave_that_was_never_sent() -> 
     answer(pipeline, asking(pipeline), last_wave=WaveOrdinal(3))
     (ended,) = pipeline.of(EndFormation)
     assert ended.cause.reason == "INTERNAL"
-
-
-def test_streams_are_opened_again_when_an_inventory_shows_that_the_last_report_was_lost() -> None:
-    pipeline = FlakyPipeline()
-    pipeline.lose_next = {(0, ReportArrived)}
-    pipeline.submit("a", 40)
-    assert isinstance(pipeline.outcome("a"), Finished)  # the last stage's report was enough
-    pipeline.pass_time(PERIOD_S + 0.1)
-    assert pipeline.of(ReopenStreams) == []  # the report might be on its way
-    pipeline.pass_time(PERIOD_S)
-    assert pipeline.machine.reported_wave(pipeline.key(0)) == 1
-    assert pipeline.counter("report_gaps") == 1
 
 
 # --- inventories that say nothing ---------------------------------------------------------------

@@ -215,6 +215,30 @@ def test_streams_are_opened_again_when_the_last_round_was_lost_and_no_other_foll
     served_well(pipeline)
 
 
+@pytest.mark.parametrize(("stage", "kind"), [(0, SendWave), (1, SendWave), (0, ReportArrived), (1, ReportArrived)])
+def test_streams_are_opened_again_when_the_last_wave_or_its_report_was_lost_and_no_other_follows(
+    stage: int, kind: type
+) -> None:
+    pipeline = FlakyPipeline()
+    pipeline.lose_next = {(stage, kind)}
+    pipeline.submit("a", 40)
+    pipeline.pass_time(1.9)
+    assert pipeline.of(ReopenStreams) == []
+    pipeline.pass_time(0.3)
+    assert finished(pipeline, "a").waves == 1
+    assert [pipeline.machine.reported_wave(pipeline.key(one)) for one in (0, 1)] == [1, 1]
+    assert pipeline.counter("waves_overdue") == 1
+    served_well(pipeline)
+
+
+def test_nothing_is_opened_again_when_a_wave_is_only_slow() -> None:
+    pipeline = FlakyPipeline()
+    pipeline.hold = {SendWave}
+    pipeline.submit("a", 40)
+    pipeline.pass_time(10.0)
+    assert pipeline.of(ReopenStreams) == []
+
+
 def test_votes_on_a_round_that_was_never_sent_end_the_formation() -> None:
     pipeline = FlakyPipeline()
     pipeline.submit("a", 40)

@@ -53,6 +53,8 @@ class Daemon:
     times: StageTimes = StageTimes()
     """Sums since the formation began."""
     streams: Streams = field(default_factory=Streams)
+    idle_since: float | None = None
+    """Since when its heartbeats have said that it has no wave, though it owes reports; None while it owes none."""
     inventory_at: float | None = None
     """When its last inventory that was judged arrived."""
     orphans: int = 0

@@ -35,15 +35,16 @@ if TYPE_CHECKING:
 
 LINK_GRACE_S = 0.25
 """Between a link fault and the stream of the neighbour that died there lie milliseconds."""
-ROUND_PATIENCE = 2
-"""Round deadlines after which an unanswered round, or its votes, were lost on the way: streams are opened again."""
+PATIENCE = 2
+"""Round deadlines after which a round without votes, or a wave that its daemon knows nothing of and has not reported,
+was lost on the way: streams are opened again."""
 
 
 class Hearing:
     def __init__(self, pipeline: PipelineMachine, config: ControllerConfig, out: Outbox) -> None:
         self._pipeline, self._out = pipeline, out
         self._silence_s = config.silence_ms / 1e3
-        self._round_patience_s = ROUND_PATIENCE * config.round_deadline_ms / 1e3
+        self._patience_s = PATIENCE * config.round_deadline_ms / 1e3
 
     # --- the gate -------------------------------------------------------------------------------
 
@@ -97,6 +98,7 @@ class Hearing:
         if event.beat.draining and not daemon.draining:
             daemon.draining = True
             self._out.count("daemons_draining")
+        self._watch_waves(daemon, event)
         self._pipeline.made_possible(event.now)
         self._pipeline.let_go(event.now)
 
@@ -110,7 +112,7 @@ class Hearing:
     def inventory(self, event: InventoryArrived) -> None:
         daemon, service = self.daemon(event.key, event.inventory.fence), self._pipeline.service
         if daemon is not None and service is not None:
-            self._pipeline.guarded(lambda: self._take_inventory(service, daemon, event), event.now)
+            self._pipeline.guarded(lambda: service.inventory(event.key, event.inventory, event.now), event.now)
 
     def digest(self, event: DigestArrived) -> None:
         daemon = self._standing(event.key)
@@ -142,6 +144,7 @@ class Hearing:
         if daemon is None or service is None:
             return
         daemon.streams.opened(event.now)
+        daemon.idle_since = None
         self._out.count("streams_reopened")
         service.resume(daemon.key, event.now)
         digests.resume(self._pipeline.index, daemon, event.now, self._out)
@@ -152,7 +155,7 @@ class Hearing:
         """Ask for streams whose pause is over, and for those on which rounds get no answer."""
         service = self._pipeline.service
         self._ask_streams(now)
-        for key in () if service is None else service.rounds.overdue(self._round_patience_s, now):
+        for key in () if service is None else service.rounds.overdue(self._patience_s, now):
             daemon = formation.daemons[key]
             if not daemon.streams.reconnecting and self._pipeline.service is service:
                 self._out.count("rounds_overdue")
@@ -184,7 +187,7 @@ class Hearing:
                 reported = service.execution.ring.reported(daemon.key)
                 self._out.send(ReopenStreams(daemon.key, daemon.fence(), reported))
 
-    # --- what reports and inventories bring -----------------------------------------------------
+    # --- what reports and heartbeats bring ------------------------------------------------------
 
     def _take_report(self, service: Service, daemon: Daemon, event: ReportArrived) -> None:
         if not event.report.done:  # it may name no wave at all: a link breaks beside an empty queue too
@@ -197,18 +200,28 @@ class Hearing:
                 self._report_missing(daemon, event.now)
             case Place.NEXT:
                 daemon.streams.worked()
+                daemon.idle_since = None
                 self._pipeline.forming.worked()
                 service.report(daemon.key, event.report, event.now)
-
-    def _take_inventory(self, service: Service, daemon: Daemon, event: InventoryArrived) -> None:
-        if not service.inventory(daemon.key, event.inventory, event.now):
-            self._report_missing(daemon, event.now)
 
     def _report_missing(self, daemon: Daemon, now: float) -> None:
         """Nothing that comes now can be taken: on new streams the daemon gives its reports again."""
         self._out.count("report_gaps")
         if not daemon.streams.reconnecting:
             self._reopen(daemon, "a report is missing", now)
+
+    def _watch_waves(self, daemon: Daemon, event: BeatArrived) -> None:
+        """A daemon without work that owes reports has missed a wave, or its report was: no other need follow."""
+        service, beat = self._pipeline.service, event.beat
+        busy = beat.executing_wave is not None or beat.queued_waves
+        if service is None or busy or not service.execution.ring.unreported(daemon.key):
+            daemon.idle_since = None
+        elif daemon.idle_since is None:
+            daemon.idle_since = event.now
+        elif event.now - daemon.idle_since > self._patience_s and not daemon.streams.reconnecting:
+            daemon.idle_since = None
+            self._out.count("waves_overdue")
+            self._reopen(daemon, "it owes reports of waves that it does not know, though its heart beats", event.now)
 
     def _failed(self, event: ReportArrived) -> None:
         """A fault ends the formation: at once, or after a look for the dead neighbour behind a lost link."""

@@ -40,8 +40,6 @@ class Findings:
     """Holds and announcements to be let go of."""
     lost: list[Request] = field(default_factory=list)
     """Admitted requests that this daemon holds nothing for."""
-    reports_missing: bool = False
-    """It told in its last inventory of waves whose reports have not come since."""
 
 
 class InventoryCheck:
@@ -67,8 +65,6 @@ class InventoryCheck:
         self._suspects: dict[DaemonKey, dict[HoldKey, tuple[RoundOrdinal, WaveOrdinal]]] = {}
         """Keys that nobody owned when they were last seen, with the last round and wave sent by then: once both
         are done on the daemon, nothing under way can let go of them any more."""
-        self._retired: dict[DaemonKey, WaveOrdinal] = {}
-        """Last wave retired, by the last inventory."""
 
     def next_deadline(self) -> float:
         return min(self._due.values())
@@ -111,8 +107,6 @@ class InventoryCheck:
         findings = Findings(self._orphans(daemon, inventory))
         held = {hold.key for hold in inventory.holds}
         findings.lost = [r for hold, r in asked.admitted.items() if hold not in held and _must_hold(r, hold, inventory)]
-        findings.reports_missing = self._execution.ring.reported(key) < self._retired.get(key, 0)
-        self._retired[key] = inventory.last_wave
         self._count(daemon, findings, held)
         return findings
 

@@ -135,8 +135,8 @@ class Service:
         self._out.send(*self.rounds.again(key, now))
         self._out.send(*self.execution.again(key))
 
-    def inventory(self, key: DaemonKey, inventory: Inventory, now: float) -> bool:
-        """Repair what the daemon holds too much or too little; False if reports of it were lost on the way."""
+    def inventory(self, key: DaemonKey, inventory: Inventory, now: float) -> None:
+        """Repair what the daemon holds too much or too little."""
         found = self.inventories.take(key, inventory, now)
         for release in found.orphans:
             self.admission.let_go(release)
@@ -146,7 +146,6 @@ class Service:
                 self._announce_again(request, now)
             else:
                 self.end(request, RequestInput.FAIL, causes.hold_lost(self._formation.daemons[key], request), now)
-        return not found.reports_missing
 
     def end(self, request: Request, given: RequestInput, error: WaveppError, now: float) -> None:
         """End a living request and let go of it everywhere."""
