@@ -67,6 +67,8 @@ def test_recurrent_layers_are_those_of_the_configuration(
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
+        ({"model_type": "kimi_linear"}, "model_type"),
+        ({"model_type": None}, "model_type"),
         ({"layer_types": [FULL] * 4 + ["sliding_attention"]}, "layer_types"),
         ({"layer_types": [FULL] * 4 + [LINEAR]}, "layer_types"),  # of a family whose recurrence is not known
         ({"layer_types": [FULL] * 4}, "layer_types"),

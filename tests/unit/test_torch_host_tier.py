@@ -86,12 +86,13 @@ def test_blocks_come_back_bit_for_bit_when_copied_out_of_order(
 
 
 def test_only_named_blocks_change_when_onboarding(pipeline: Pipeline) -> None:
-    fill(pipeline)
+    origin = fill(pipeline)
     pipeline.copy(OFFLOAD, [3, 4, 60], [7, 8, 0])
     before = fill(pipeline)
     pipeline.copy(ONBOARD, [9, 2], [0, 8])
-    for engine, pools in zip(pipeline.engines, before, strict=True):
-        for now, then in zip(engine.cache.pools, pools, strict=True):
+    for engine, pools, first in zip(pipeline.engines, before, origin, strict=True):
+        for now, then, old in zip(engine.cache.pools, pools, first, strict=True):
+            assert torch.equal(now[[9, 2]], old[[60, 4]])
             assert (now != then).flatten(1).any(1).nonzero().flatten().tolist() == [2, 9]
 
 

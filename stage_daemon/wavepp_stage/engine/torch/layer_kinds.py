@@ -1,4 +1,4 @@
-"""Which kind of cache each layer of a model needs, from its configuration alone.
+"""Which models are served, and which kind of cache each of their layers needs, from the configuration alone.
 
 Owns the rule from config.json to layer kinds, and the refusal by name of every kind that no cache group
 serves. Needs no torch: a daemon's start-up (`facts.py`) and the load (`model.py`) apply the same rule.
@@ -14,7 +14,9 @@ from wavepp_proto.errors import EngineFault
 ATTENTION = "full_attention"
 RECURRENT = "linear_attention"
 RECURRENT_MODEL_TYPES = frozenset({"qwen3_next"})
-"""Whose linear attention layers the engine can carry on from a stored state."""
+"""Whose linear attention layers `gated_delta` carries on from a stored state."""
+MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen3_moe"}) | RECURRENT_MODEL_TYPES
+"""Rotary positions; every other layer attends densely, with one cache entry per token."""
 _FULL_ATTENTION_INTERVAL = 4
 """What Qwen3-Next means where its configuration names neither layer types nor an interval."""
 
@@ -26,7 +28,10 @@ def refuse(field: str, value: object, why: str) -> EngineFault:
 def layer_kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
     """ATTENTION or RECURRENT per layer, in layer order.
 
-    Raises EngineFault naming `layer_types` or `sliding_window` where a layer is of another kind."""
+    Raises EngineFault naming `model_type`, `layer_types` or `sliding_window` where a layer is of another kind."""
+    model_type = config.get("model_type")
+    if model_type not in MODEL_TYPES:
+        raise refuse("model_type", model_type, f"it serves {', '.join(sorted(MODEL_TYPES))}")
     layers: int = config["num_hidden_layers"]
     kinds = config.get("layer_types")
     if kinds is None:
@@ -35,10 +40,10 @@ def layer_kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
     if not isinstance(kinds, list | tuple) or len(kinds) != layers:
         raise refuse("layer_types", kinds, f"it must name {layers} layers")
     served = {ATTENTION}
-    if config.get("model_type") in RECURRENT_MODEL_TYPES:
+    if model_type in RECURRENT_MODEL_TYPES:
         served.add(RECURRENT)
     if others := sorted({str(kind) for kind in kinds} - served):
-        raise refuse("layer_types", others, f"it serves {', '.join(sorted(served))} in a {config.get('model_type')}")
+        raise refuse("layer_types", others, f"it serves {', '.join(sorted(served))} in a {model_type}")
     return tuple(kinds)
 
 

@@ -1,6 +1,6 @@
 """The part of a Hugging Face causal model that one stage executes, out of transformers' own modules.
 
-Owns which architectures are served and how their pieces are called; owns no weights file and no
+Owns how the pieces of the served architectures (`layer_kinds`) are called; owns no weights file and no
 cache. `build_band` makes the modules without memory (meta device), `weights.py` fills them,
 `engine.py` runs them.
 """
@@ -22,9 +22,6 @@ from wavepp_stage.engine.torch.attention import ATTENTION, WaveContext
 from wavepp_stage.engine.torch.layer_kinds import RECURRENT_MODEL_TYPES, layer_kinds, recurrent_layers, refuse
 from wavepp_stage.engine.torch.recurrent_states import NO_STATE, StateShape
 
-MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen3_moe"}) | RECURRENT_MODEL_TYPES
-"""Layers of dense attention with one cache entry per token (what PagedCache holds), or of a recurrence that
-`gated_delta` carries from slot to slot; rotary positions."""
 _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 """Rotary kinds whose angles depend on the longest position seen: cached keys would go stale."""
 # transformers builds a model under a process-wide default dtype, and a process may hold several engines.
@@ -42,8 +39,6 @@ def load_config(path: str) -> PretrainedConfig:
 
 
 def _check_config(config: PretrainedConfig) -> None:
-    if config.model_type not in MODEL_TYPES:
-        raise refuse("model_type", config.model_type, f"it serves {', '.join(sorted(MODEL_TYPES))}")
     layer_kinds(config.to_dict())
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rope in _LENGTH_DEPENDENT_ROPE:
