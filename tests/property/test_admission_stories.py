@@ -35,7 +35,9 @@ name, stage, family = st.sampled_from(NAMES), st.integers(0, 1), st.integers(0, 
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("submit"), name, st.tuples(st.integers(1, POOL * BLOCK), family, st.integers(-1, 1))),
-        st.tuples(st.just("submit"), name, st.tuples(st.integers(150, 250), st.just(0), st.just(0))),
+        st.tuples(st.just("burst"), st.integers(150, 250), st.lists(st.sampled_from(NAMES), min_size=2, unique=True)),
+        st.tuples(st.just("wave"), st.just(0), st.integers(1, 4)),
+        st.tuples(st.just("wave"), st.just(0), st.integers(1, 4)),
         st.tuples(st.just("cancel"), name, st.just(0)),
         st.tuples(st.just("hold"), st.sampled_from(HELD), st.booleans()),
         st.tuples(st.just("answer"), st.sampled_from(HELD), st.just(0)),
@@ -75,6 +77,7 @@ class Story:
         model = replace(self.members[0].model, recurrent_layers=layers)
         self.members = [replace(member, model=model) for member in self.members]
         self.pipeline = FakePipeline(config=config, members=self.members, sharing=True)
+        self.pipeline.hold = {SendWave}
         for daemon in self.pipeline.daemons.values():
             daemon.hits |= dict.fromkeys(NAMES, POOL * BLOCK)
 
@@ -83,6 +86,14 @@ class Story:
         match what, one, two:
             case "submit", str() as who, (int() as count, int() as seed, int() as priority):
                 pipeline.submit(who, count, seed, priority=priority)
+            case "burst", int() as count, list() as names:
+                holding, pipeline.hold = pipeline.hold, pipeline.hold | {SendRound}
+                for number, each in enumerate(names):
+                    pipeline.submit(each, count + number * BLOCK)
+                pipeline.hold = holding
+                pipeline.release_held(SendRound)
+            case "wave", _, int() as most:
+                self.run(most)
             case "cancel", str() as who, _:
                 pipeline.cancel(who)
             case "hold", type() as kind, bool() as on:
@@ -104,6 +115,16 @@ class Story:
                 pipeline.digest(at, hashes, range(4 * BLOCK, blocks * BLOCK + 1, 4 * BLOCK))
             case "lose", _, int() as at:
                 self.lose(at)
+
+    def run(self, most: int) -> None:
+        """The next waves in flight are executed and reported."""
+        pipeline = self.pipeline
+        waves = [action for action in pipeline.held if isinstance(action, SendWave)][:most]
+        for wave in waves:
+            others = [action for action in pipeline.held if action is not wave]
+            pipeline.held = [wave]
+            pipeline.release_held()
+            pipeline.held = others + pipeline.held
 
     def lose(self, at: int) -> None:
         """The stage dies and comes back; what it was sent is lost with its streams."""
