@@ -116,6 +116,21 @@ def test_prefix_is_taken_as_published_when_the_front_is_past_it() -> None:
     assert admitted(pipeline, "c").endpoint == 96
 
 
+def test_waiting_ends_when_the_last_stage_has_reported_the_boundary() -> None:
+    pipeline = sharing()
+    cached_everywhere(pipeline, "b")
+    pipeline.hold = {SendWave}
+    submit_together(pipeline, ("a", 600, 0), ("b", 100, 0))
+    for expected in ("waiting", "waiting", "admitted"):  # `other`, [0, 64), [64, 96)
+        wave, *rest = pipeline.held
+        pipeline.held = [wave]
+        pipeline.release_held()
+        pipeline.held = rest + pipeline.held
+        assert states(pipeline, "a", "b") == ["running", expected]
+    go_on(pipeline)
+    assert admitted(pipeline, "b").endpoint == 96
+
+
 def test_waiting_ends_when_all_digests_show_the_boundary() -> None:
     pipeline = sharing()
     cached_everywhere(pipeline, "b")
