@@ -50,9 +50,9 @@ class Forming:
         return daemon is not None and daemon.record.incarnation == incarnation
 
     def superseded(self) -> Daemon | None:
-        """A daemon of the present formation whose place a later incarnation has taken over."""
+        """A daemon of the present formation that is somebody else by now."""
         daemons = () if self.present is None else self.present.daemons.values()
-        return next((one for one in daemons if not self.members.holds(one.key, one.record.incarnation)), None)
+        return next((one for one in daemons if self.members.reborn(one.record)), None)
 
     def roster(self, now: float) -> Roster:
         return self.members.roster(self._shapes, now)

@@ -74,10 +74,13 @@ class Members:
             self._heirs[record.key] = record
         return True
 
-    def holds(self, key: DaemonKey, incarnation: Incarnation) -> bool:
-        """This incarnation has its place, and no later one took it over."""
-        member = self._members.get(key)
-        return member is not None and member.record.incarnation == incarnation
+    def reborn(self, standing: MemberRecord) -> bool:
+        """A later incarnation has the place, at the same address: the standing one is no more. One at another address
+        proves nothing of the kind, whatever it wrote into the store."""
+        member = self._members.get(standing.key)
+        if member is None or member.record.incarnation == standing.incarnation:
+            return False
+        return member.record.address == standing.address
 
     def gone(self, key: DaemonKey, incarnation: Incarnation, *, standing: bool) -> None:
         """A registration ended; a standing member stays until its formation ends."""
