@@ -87,7 +87,8 @@ async def test_counts_are_exact_when_a_scripted_run_is_scraped() -> None:
         idle = dict.fromkeys([(name, "default") for name in gauges[:4]], 0.0)
         assert only(series, *gauges) == {**idle, ("leader", ""): 1, ("ready", ""): 1}
         phases = {label: count for (name, label), count in series.items() if name == "admission_seconds_count"}
-        assert set(phases) == {"queue", "hash", "hint", "announce", "rounds", "capacity_wait", "admission"}
+        parts = {"queue", "hash", "hint", "announce", "rounds", "capacity_wait", "sharing_wait"}
+        assert set(phases) == {*parts, "admission"}
         assert set(phases.values()) == {3}
         assert series["prefill_seconds_count", ""] == 3
         assert series["admission_seconds_sum", "admission"] >= series["admission_seconds_sum", "rounds"] > 0
