@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,9 +66,7 @@ class Traced:
 
 
 @asynccontextmanager
-async def traced(
-    pool_blocks: tuple[int, ...] = (256,), stages: int = STAGES, attempts: int = 1
-) -> AsyncIterator[Traced]:
+async def traced(pool_blocks: tuple[int, ...] = (256,), stages: int = STAGES, **config: Any) -> AsyncIterator[Traced]:
     sink = await TraceSink.start()
     tracers: list[Tracer] = []
 
@@ -77,7 +76,7 @@ async def traced(
 
     try:
         async with (
-            Cluster(stages=stages, pool_blocks=pool_blocks, tracers=tracer, attempts=attempts) as cluster,
+            Cluster(stages=stages, pool_blocks=pool_blocks, tracers=tracer, **config) as cluster,
             AsyncClient(cluster.controller.address, tracing=tracer("wavepp-client")) as client,
         ):
             yield Traced(cluster, client, sink)
@@ -186,7 +185,7 @@ async def test_timeline_is_sound_when_many_requests_share_a_pipeline(tmp_path: P
 
 async def test_trace_tells_why_when_a_request_waits_for_room() -> None:
     """Stage 1 has room for one of the two; the second waits for it, released and prepared again."""
-    async with traced(pool_blocks=(100, 12, 100)) as run:
+    async with traced(pool_blocks=(100, 12, 100), floor_blocks=0) as run:
         entered, leave = run.gate(1)
         first = asyncio.create_task(run.client.prefill(prompt(10 * B, 1)))
         await eventually(entered.is_set)
