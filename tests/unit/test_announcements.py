@@ -140,6 +140,15 @@ def test_refused_announcement_is_taken_when_it_starts_afresh(stage: Stage) -> No
     stage.known.check()
 
 
+def test_frames_behind_a_refusal_vanish_when_their_request_is_cancelled(stage: Stage) -> None:
+    first, second = split(whole(), 1, 4)
+    with pytest.raises(InvalidRequest):
+        stage.add(replace(first, block_hashes=b"short"))
+    stage.known.forget(key("a"))
+    stage.known.check()
+    assert stage.add(first, second) == [False, False]
+
+
 def test_refused_keys_are_bounded_when_refusals_storm(stage: Stage) -> None:
     first = replace(split(whole(), 1, 4)[0], block_hashes=b"short")
     for index in range(limits.MAX_TOMBSTONES + 100):

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from tests.harness.stage_core import StageDriver, join_plan
-from wavepp_proto.terms import CacheGroup, GroupEndpoint, HoldKey, Row, Vote, VoteOutcome
+from wavepp_proto.terms import CacheGroup, GroupEndpoint, HoldKey, Revise, Row, Vote, VoteOutcome
+from wavepp_stage.core import events as ev
 from wavepp_stage.core.work import RowWork
 
 ATTENTION, RECURRENT = CacheGroup.ATTENTION, CacheGroup.RECURRENT
@@ -99,6 +100,14 @@ def test_shortfall_names_slots_when_states_are_short(stage: StageDriver) -> None
     assert [(missing.group, missing.blocks) for missing in vote.shortfall] == [(RECURRENT, 1)]
     stage.release(a)
     assert stage.prepare(b, 0, snapshots=2).outcome is VoteOutcome.COMMITTED
+
+
+def test_digest_readers_are_woken_when_only_slots_come_back(stage: StageDriver) -> None:
+    """Who waits for a slot looks again as soon as there is one."""
+    a = stage.announce("a", range(8))
+    stage.prepare(a, 0, snapshots=3)
+    assert stage.post(stage.next_round(revises=[Revise(a, 0, snapshots=1)]))[-1] == ev.DigestChanged()
+    assert stage.post(stage.next_round(revises=[Revise(a, 0, snapshots=2)]))[1:] == []
 
 
 def test_recurrent_stage_hits_what_its_snapshots_reach() -> None:

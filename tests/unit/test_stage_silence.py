@@ -8,7 +8,7 @@ import pytest
 
 from tests.harness.stage_core import StageDriver, join_plan, key
 from wavepp_proto.errors import FormationEnded, StaleMessage
-from wavepp_proto.terms import DigestKind, Incarnation, Prepare, Release, Row, WaveCommand, WaveOrdinal
+from wavepp_proto.terms import DigestKind, Incarnation, Prepare, Release, Row, VoteOutcome, WaveCommand, WaveOrdinal
 from wavepp_stage.core import events as ev
 
 SILENCE_S = 1.25
@@ -171,4 +171,4 @@ def test_tombstones_are_gone_when_the_daemon_is_reborn_between_formations(stage:
     stage.post(ev.FormationEnd(stage.fence(), stage.now))
     stage.release(key("b"), ended=True)
     reborn(stage, 8)
-    assert stage.prepare(stage.announce("b", range(9))).endpoint == 0
+    assert stage.prepare(stage.announce("b", range(9))).outcome is VoteOutcome.COMMITTED

@@ -273,6 +273,33 @@ def test_announcement_stays_when_a_release_prepares_for_another_try(stage: Stage
     assert stage.prepare(a).outcome is VoteOutcome.NOT_ANNOUNCED
 
 
+def test_announcement_goes_with_an_attempt_that_ran(stage: StageDriver) -> None:
+    """What ran is tried again as another attempt only, and that one is announced for itself."""
+    a = stage.announce("a", range(9))
+    stage.prepare(a)
+    stage.run_wave(Row(a, 0, 4))
+    stage.release(a, after_wave=1)
+    assert stage.machine.inventory().announced == ()
+    assert stage.prepare(a).outcome is VoteOutcome.NOT_ANNOUNCED
+
+
+def test_hit_is_the_same_when_the_release_of_the_first_comes_late(stage: StageDriver) -> None:
+    """field bug 6: what is reused follows from the decision, not from when a stage let go."""
+    votes = []
+    for late in (False, True):
+        tokens = range(50 * late, 50 * late + 12)
+        first, second = stage.announce(f"a{late}", tokens), stage.announce(f"b{late}", tokens)
+        stage.prepare(first)
+        stage.run_wave(Row(first, 0, 12, final=True))
+        if not late:
+            stage.release(first, stage.wave_ordinal, ended=True)
+        vote = stage.prepare(second, 8)
+        votes.append((vote.outcome, vote.endpoint, vote.own_hit, vote.demand_blocks))
+        stage.release(first, stage.wave_ordinal, ended=True)
+        stage.release(second, ended=True)
+    assert votes == [(VoteOutcome.COMMITTED, 8, 8, 1)] * 2
+
+
 def test_announcement_does_not_resurrect_when_the_cancel_came_first(stage: StageDriver) -> None:
     """field bug 40"""
     a = key("a")
