@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from tests.harness.fake_pipeline import FakePipeline, fault
-from wavepp_controller.core.events import EndFormation, ReportArrived, SendWave
+from tests.harness.flaky_pipeline import FlakyPipeline
+from wavepp_controller.core.events import EndFormation, ReopenStreams, ReportArrived, SendWave
 from wavepp_proto.terms import Failed, Finished, StageTimes, WaveReport
 
 
-def _running() -> FakePipeline:
-    pipeline = FakePipeline(stages=3)
+def _running() -> FlakyPipeline:
+    pipeline = FlakyPipeline(stages=3)
     pipeline.hold = {SendWave}
     pipeline.submit("a", 40)
     assert pipeline.state("a") == "running"
@@ -35,6 +36,24 @@ def test_the_dead_stage_is_named_when_its_neighbour_reports_the_lost_link_first(
     pipeline.lose(2)
     assert pipeline.reason("a") == "STAGE_LOST"
     assert _fields(pipeline)["stage"] == "2"
+
+
+def test_the_dead_stage_is_named_at_once_when_its_streams_break_after_the_lost_link() -> None:
+    pipeline = _running()
+    _report(pipeline, 1, "LINK_FAULT")
+    pipeline.cut(2)  # in itself no reason to give it up
+    assert pipeline.of(ReopenStreams) == []
+    assert (pipeline.reason("a"), _fields(pipeline)["stage"]) == ("STAGE_LOST", "2")
+
+
+def test_the_unreachable_stage_is_named_when_its_streams_broke_before_the_lost_link() -> None:
+    pipeline = _running()
+    pipeline.hold |= {ReopenStreams}
+    pipeline.cut(2)
+    _report(pipeline, 1, "LINK_FAULT")
+    assert pipeline.state("a") == "running"
+    pipeline.pass_time(0.3)
+    assert (pipeline.reason("a"), _fields(pipeline)["stage"]) == ("STAGE_LOST", "2")
 
 
 def test_the_formation_ends_for_the_link_when_nobody_died() -> None:

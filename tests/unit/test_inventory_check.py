@@ -14,8 +14,10 @@ from wavepp_controller.core.events import (
     AskInventory,
     EndFormation,
     InventoryArrived,
+    ReopenStreams,
     SendRound,
     SendWave,
+    VotesArrived,
 )
 from wavepp_proto.terms import Attempt, Failed, Finished, HoldKey, Inventory, Release, RequestId, WaveOrdinal
 
@@ -128,6 +130,25 @@ def test_nothing_is_an_orphan_when_its_release_is_still_on_the_way() -> None:
     pipeline.release_held()
     pipeline.pass_time(PERIOD_S)
     assert counts(pipeline) == (0, 0, 0)
+    assert pipeline.nothing_held()
+
+
+def test_nothing_is_an_orphan_when_its_release_waits_for_the_next_round() -> None:
+    pipeline = FlakyPipeline()
+    pipeline.hold = {SendWave}
+    pipeline.submit("a", 100)
+    asked = asking(pipeline)
+    pipeline.hold = {SendWave, SendRound, AskInventory}
+    pipeline.submit("b", 100, seed=1)
+    (first, _) = [action for action in pipeline.held if isinstance(action, SendRound)]
+    pipeline.held.remove(first)
+    pipeline.wire(0).round = first.round.fence.ordinal
+    pipeline.post(VotesArrived(first.key, pipeline.daemon(0).vote(first.round), pipeline.now))
+    pipeline.cancel("a")  # stage 1 has not voted yet
+    answer(pipeline, asked, last_wave=WaveOrdinal(2))
+    assert counts(pipeline) == (0, 0, 0)
+    pipeline.hold = set()
+    pipeline.release_held()
     assert pipeline.nothing_held()
 
 
@@ -251,6 +272,18 @@ def test_inventory_from_before_a_resend_is_not_judged() -> None:
     pipeline.cut(0)
     answer(pipeline, asked, holds=())
     assert counts(pipeline) == (0, 0, 0)
+    assert pipeline.counter("inventories_stale") == 1
+    assert pipeline.state("a") == "running"
+
+
+def test_inventory_is_not_judged_when_the_streams_are_broken() -> None:
+    pipeline = FlakyPipeline()
+    pipeline.hold = {SendWave}
+    pipeline.submit("a", 1000)
+    asked = asking(pipeline)
+    pipeline.hold |= {ReopenStreams}
+    pipeline.cut(0)
+    answer(pipeline, asked, holds=())
     assert pipeline.counter("inventories_stale") == 1
     assert pipeline.state("a") == "running"
 
