@@ -1,7 +1,7 @@
 """`wavepp simulate`: play a scenario text, or explore random histories by seed.
 
-Owns the command line only; `script` and `explore` do the work and are imported when they are needed.
-Ends 1 with the seed and its story when an invariant is broken.
+Owns the command line only; `script`, `campaign` and `shrink` do the work and are imported when they are
+needed. Ends 1 with the seed, its story and a short scenario when an invariant is broken.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ def faults(
     first: Annotated[int, typer.Option("--first-seed", min=0, envvar="WAVEPP_FIRST_SEED", help="First seed.")] = 0,
     requests: Annotated[
         int, typer.Option("--requests", min=0, envvar="WAVEPP_REQUESTS", help="Requests in each history.")
-    ] = 20,
-    check_every: Annotated[
-        int, typer.Option("--check-every", min=1, envvar="WAVEPP_CHECK_EVERY", help="Events between two checks.")
-    ] = 1,
+    ] = 25,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, envvar="WAVEPP_JOBS", help="Processes that explore.")] = 1,
+    shrinks: Annotated[
+        bool, typer.Option("--shrink/--no-shrink", envvar="WAVEPP_SHRINK", help="Make a failing seed short.")
+    ] = True,
     whole: Annotated[
         bool, typer.Option("--whole-story", envvar="WAVEPP_WHOLE_STORY", help="Show a failing seed's whole story.")
     ] = False,
@@ -48,32 +49,32 @@ def faults(
 ) -> None:
     """Explore random loads and faults; every event is checked. Stops at the first broken invariant."""
     import json
+    import time
+    from dataclasses import asdict
 
     from rich.console import Console
-    from rich.progress import track
+    from rich.progress import Progress
 
-    from wavepp_simulator.explore import explore
-    from wavepp_simulator.story import KINDS
+    from wavepp_simulator import campaign
+    from wavepp_simulator.report import failing_seed, totals_in_words
 
-    events = 0
-    outcomes: dict[str, int] = {}
     console = Console(stderr=True)
-    for seed in track(range(first, first + seeds), "exploring", console=console, disable=not console.is_terminal):
-        history = explore(seed, requests, check_every)
-        events += history.events
-        for outcome, count in history.outcomes().items():
-            outcomes[outcome] = outcomes.get(outcome, 0) + count
-        if history.violation is not None:
-            lines = list(history.world.story.lines(0, KINDS - {"tick", "beat"}))
-            typer.echo("\n".join(lines if whole else lines[-STORY_LINES:]))
-            typer.echo(f"seed {seed}: {history.violation}", err=True)
-            typer.echo(f"again: wavepp simulate faults --first-seed {seed} --seeds 1 --requests {requests}", err=True)
-            raise typer.Exit(1)
+    began = time.perf_counter()
+    with Progress(console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("exploring", total=seeds)
+        totals, failure = campaign.run(first, seeds, requests, jobs, lambda played: bar.advance(task, played))
+    took = time.perf_counter() - began
+    if failure is not None:
+        typer.echo(failing_seed(failure.seed, requests, shrinks, None if whole else STORY_LINES))
+        typer.echo(f"seed {failure.seed}: {failure.violation}", err=True)
+        typer.echo(
+            f"again: wavepp simulate faults --first-seed {failure.seed} --seeds 1 --requests {requests}", err=True
+        )
+        raise typer.Exit(1)
     if as_json:
-        typer.echo(json.dumps({"seeds": seeds, "events": events, "violations": 0, "outcomes": outcomes}))
-        return
-    told = ", ".join(f"{name.lower()} {count}" for name, count in sorted(outcomes.items()))
-    typer.echo(f"{seeds} seeds, {events} events, no violation; requests: {told}")
+        typer.echo(json.dumps({**asdict(totals), "violations": 0, "seconds": round(took, 3)}))
+    else:
+        typer.echo(totals_in_words(totals, took))
 
 
 def main() -> None:

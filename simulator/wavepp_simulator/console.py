@@ -11,15 +11,20 @@ from collections.abc import Callable
 
 from wavepp_controller.core.events import DrainAsked
 from wavepp_proto.terms import Failed, Finished, PipelineId, PrefillRequest, RequestId
-from wavepp_simulator import mishaps
+from wavepp_simulator import mishaps, outcomes
 from wavepp_simulator.clients import prompt
 from wavepp_simulator.options import seconds, shape_of
 from wavepp_simulator.show import blocks, holds, requests
 from wavepp_simulator.story import KINDS, USUAL
+from wavepp_simulator.wire_faults import Strike
 from wavepp_simulator.world import World
 
 LIMIT_S = 900.0
 """Longest `run until`, in virtual seconds."""
+CALM_DOWN_S = 2.0
+"""Between the last act of a plan and the mending of whatever is still broken."""
+MEND_S = 300.0
+"""After that, everything must have ended within this."""
 
 
 class CommandError(Exception):
@@ -27,9 +32,11 @@ class CommandError(Exception):
 
 
 class Console:
-    def __init__(self) -> None:
+    def __init__(self, kinds: frozenset[str] = USUAL) -> None:
+        """`kinds` of the story go to the output until `log` says otherwise."""
         self._world: World | None = None
-        self._kinds = USUAL
+        self._kinds = kinds
+        self._served_at = 0.0
         self._told = 0
         """Entries of the story that were taken."""
         self._output: list[str] = []
@@ -38,6 +45,10 @@ class Console:
         """Run one command. Raises CommandError, Violation."""
         words = [word for word in line.split() if "=" not in word]
         options = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        self._obey(words, options)
+        self._gather()
+
+    def _obey(self, words: list[str], options: dict[str, str]) -> None:
         work = _COMMANDS.get(words[0]) if words else None
         if work is None:
             raise CommandError(f"unknown command; known: {' '.join(sorted(_COMMANDS))}")
@@ -45,7 +56,6 @@ class Console:
             work(self, words[1:], options)
         except (ValueError, KeyError, IndexError) as error:
             raise CommandError(f"cannot be understood: {error!r}") from error
-        self._gather()
 
     def take(self) -> list[str]:
         """Output since the last call."""
@@ -61,7 +71,8 @@ class Console:
         return self._world
 
     def _gather(self) -> None:
-        self._output += self.world.story.lines(self._told, self._kinds)
+        if self._kinds:
+            self._output += self.world.story.lines(self._told, self._kinds)
         self._told = len(self.world.story.entries)
 
     # --- commands ---------------------------------------------------------------------------------
@@ -73,20 +84,26 @@ class Console:
         self._world = World(shape_of(options))
         self._world.start()
         self._world.run(lambda: self.world.controller.formation > 0, LIMIT_S)
+        self._served_at = self._world.agenda.now
+
+    def at(self, words: list[str], options: dict[str, str]) -> None:
+        """at 12.5ms COMMAND...: that long after the cluster began to serve."""
+        span, *command = words
+        self.world.advance_to(self._served_at + seconds(span))
+        self._obey(command, options)
 
     def submit(self, words: list[str], options: dict[str, str]) -> None:
-        """submit r1 len=100 [text=a*64+b] [deadline_ms=500] [salt=x] [pipeline=p]"""
+        """submit r1 len=100 [text=a*64+b] [deadline_ms=500] [priority=1] [salt=x] [pipeline=p]"""
         (name,) = words
         length = int(options.pop("len"))
         tokens = prompt(options.pop("text", name), length) if length else b""
         deadline_ms = int(options["deadline_ms"]) if "deadline_ms" in options else None
         pipeline = PipelineId(options["pipeline"]) if "pipeline" in options else None
-        unknown = options.keys() - {"deadline_ms", "pipeline", "salt"}
+        unknown = options.keys() - {"deadline_ms", "pipeline", "priority", "salt"}
         if unknown:
             raise CommandError(f"no option {' '.join(sorted(unknown))}")
-        self.world.clients.submit(
-            PrefillRequest(RequestId(name), tokens, pipeline, deadline_ms, cache_salt=options.get("salt", ""))
-        )
+        priority, salt = int(options.get("priority", "0")), options.get("salt", "")
+        self.world.clients.submit(PrefillRequest(RequestId(name), tokens, pipeline, deadline_ms, priority, salt))
 
     def cancel(self, words: list[str], options: dict[str, str]) -> None:
         (name,) = words
@@ -127,6 +144,42 @@ class Console:
     def advance(self, words: list[str], options: dict[str, str]) -> None:
         (span,) = words
         self.world.advance(seconds(span))
+
+    def settle(self, words: list[str], options: dict[str, str]) -> None:
+        """Give faults time to show, mend whatever is broken, wait until all has ended; then nothing may be left."""
+        self.world.advance(CALM_DOWN_S)
+        mischief = self.world.faulted_at
+        mishaps.mend(self.world)
+        self.world.faulted_at = mischief
+        self.world.run(lambda: self.world.idle, MEND_S)
+        self.world.check_drained()
+        outcomes.check(self.world)
+
+    def partition(self, words: list[str], options: dict[str, str]) -> None:
+        """partition c>s1: nothing arrives until `heal c>s1`"""
+        (wire,) = words
+        mishaps.partition(self.world, wire)
+
+    def heal(self, words: list[str], options: dict[str, str]) -> None:
+        (wire,) = words
+        mishaps.heal(self.world, wire)
+
+    def strike(self, verb: str, words: list[str], options: dict[str, str]) -> None:
+        """drop | duplicate | reorder c>s1/rounds [2]: the next two; with chance=0.1 each by that chance; 0 ends it."""
+        wire, *count = words
+        chance = float(options.get("chance", "0"))
+        times = int(count[0]) if count else int(not chance)
+        mishaps.strike_wire(self.world, Strike(verb), wire, times, chance)
+
+    def etcd(self, words: list[str], options: dict[str, str]) -> None:
+        """etcd stops | etcd answers"""
+        (what,) = words
+        {"stops": mishaps.stop_etcd, "answers": mishaps.start_etcd}[what](self.world)
+
+    def copies(self, words: list[str], options: dict[str, str]) -> None:
+        """copies fail on stage 1: its next lot"""
+        *_, place = words
+        mishaps.fail_copy(self.world, int(place))
 
     def slow(self, words: list[str], options: dict[str, str]) -> None:
         """slow s1>c/digest 500ms"""
@@ -211,16 +264,27 @@ def _fault(verb: str) -> Callable[[Console, list[str], dict[str, str]], None]:
     return lambda console, words, options: console.fault(verb, words)
 
 
+def _strike(verb: str) -> Callable[[Console, list[str], dict[str, str]], None]:
+    return lambda console, words, options: console.strike(verb, words, options)
+
+
 _COMMANDS: dict[str, Callable[[Console, list[str], dict[str, str]], None]] = {
     "advance": Console.advance,
+    "at": Console.at,
     "break": Console.break_,
     "cancel": Console.cancel,
     "cluster": Console.cluster,
+    "copies": Console.copies,
+    "etcd": Console.etcd,
     "expect": Console.expect,
+    "heal": Console.heal,
     "log": Console.log,
+    "partition": Console.partition,
     "run": Console.run,
+    "settle": Console.settle,
     "show": Console.show,
     "slow": Console.slow,
     "submit": Console.submit,
     **{verb: _fault(verb) for verb in _STAGE_FAULTS},
+    **{strike.value: _strike(strike.value) for strike in Strike},
 }

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from wavepp_controller.core import events as ev
 from wavepp_controller.core.config import ControllerConfig
 from wavepp_controller.core.machine import ControllerMachine
+from wavepp_proto.errors import InternalError
 from wavepp_proto.hashing import hash_blocks
 from wavepp_proto.terms import (
     Admitted,
@@ -27,6 +28,7 @@ from wavepp_proto.terms import (
     RequestId,
     Round,
     WaveCommand,
+    WaveOrdinal,
 )
 from wavepp_simulator.ledger import Violation
 from wavepp_simulator.link import SimLink
@@ -54,6 +56,8 @@ class SimController:
         self._streams: dict[RequestId, Asked] = {}
         """To the clients of living requests."""
         self._arriving: Asked | None = None
+        self.hashes: dict[RequestId, bytes] = {}
+        """Packed 32-byte block hashes of living requests."""
 
     @property
     def now(self) -> float:
@@ -71,10 +75,19 @@ class SimController:
     def links(self) -> dict[DaemonKey, SimLink]:
         return dict(self._links)
 
+    @property
+    def settled(self) -> bool:
+        """All digests were heard: the index should be the truth."""
+        return bool(self._links) and all(link.settled for link in self._links.values())
+
+    def asked(self, request_id: RequestId) -> Asked:
+        """The submission of a living request. KeyError."""
+        return self._streams[request_id]
+
     def start(self) -> None:
         """Lead, watch membership, tick."""
         self.post(ev.LeadershipWon(self.epoch, self.now))
-        self.world.registry.watch(self.process, self._member_up, self._member_gone)
+        self.world.registry.watch(self.process, self._member_up, self._member_gone, self._frozen)
         self._tick()
 
     def depose(self) -> None:
@@ -115,6 +128,9 @@ class SimController:
     def _member_gone(self, key: DaemonKey, incarnation: Incarnation) -> None:
         self.post(ev.MemberGone(key, incarnation, self.now))
 
+    def _frozen(self, frozen: bool) -> None:
+        self.post(ev.MembershipFrozen(frozen, self.now))
+
     def _tick(self) -> None:
         deadline = self.machine.next_deadline()
         pause = TICK_S if deadline is None else min(TICK_S, max(LEAST_TICK_S, deadline - self.now))
@@ -141,7 +157,7 @@ class SimController:
             case ev.AnnounceRequest():
                 self._announce(action)
             case ev.HashPrompt(request_id, scope, token_ids, block_tokens, life):
-                hashes = hash_blocks(scope, token_ids, block_tokens)
+                hashes = self.hashes[request_id] = hash_blocks(scope, token_ids, block_tokens)
                 self.process.after(HASH_S, lambda: self.post(ev.Hashed(request_id, hashes, life, self.now)))
             case ev.FormPipeline(plans=plans):
                 for plan in plans:
@@ -152,9 +168,15 @@ class SimController:
                     link.join()
             case ev.EndFormation():
                 self._end_formation(action)
-            case ev.WatchAgain(key, _):
+            case ev.WatchAgain(key, _, from_seq):
                 if (link := self._links.get(key)) is not None:
-                    link.watch_digest()
+                    link.watch_digest(from_seq)
+            case ev.ReopenStreams(key, _, reported_wave):
+                if (link := self._links.get(key)) is not None:
+                    link.reopen(reported_wave)
+            case ev.AskInventory(key, fence):
+                if (link := self._links.get(key)) is not None:
+                    link.ask_inventory(fence)
             case ev.RefuseSubmit(request_id, error):
                 if self._arriving is None or self._streams.get(request_id) is self._arriving:
                     raise Violation("I4", f"{request_id} was refused as a duplicate of itself")
@@ -162,17 +184,26 @@ class SimController:
             case ev.Span() | ev.RefuseReform():
                 pass
 
+    def reported_wave(self, key: DaemonKey) -> WaveOrdinal:
+        """The last wave whose report the core has taken from this daemon."""
+        return self.machine.reported_wave(key)
+
     def _emit(self, event: PrefillEvent) -> None:
         asked = self._streams.get(event.request_id)
         if asked is None:
             raise Violation("I4", f"nobody asked for {event}, or it had its outcome before")
         if isinstance(event, Admitted):
             self.world.check_admitted(self, event, asked.request.prompt_tokens)
+            self.world.omniscient.admits(self, event)
         elif isinstance(event, Finished | Failed):
             del self._streams[event.request_id]
+            self.hashes.pop(event.request_id, None)
         self.world.clients.hear(asked, event)
 
     def _send_round(self, key: DaemonKey, asked: Round) -> None:
+        if key.stage == 0:  # every stage is asked the same
+            for prepare in asked.prepares:
+                self.world.omniscient.prepares(self, prepare.key, prepare.candidate)
         if (link := self._links.get(key)) is not None:
             link.send_round(asked)
 
@@ -192,6 +223,8 @@ class SimController:
             link.announce([first, rest])
 
     def _end_formation(self, action: ev.EndFormation) -> None:
+        if action.cause.reason == InternalError.reason:
+            raise Violation("protocol", f"formation {action.formation} was broken by a rule: {action.cause.message}")
         targets: dict[DaemonKey, Fence] = dict(action.targets)
         for key, link in list(self._links.items()):
             if key.pipeline == action.pipeline and link.plan.fence.formation == action.formation:

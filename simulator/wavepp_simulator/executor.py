@@ -33,6 +33,10 @@ class Costs:
 
     wave_s: float = 0.001
     token_s: float = 0.00001
+    copy_block_s: float = 0.0001
+    """One block between the tiers."""
+    copy_failures: float = 0.0
+    """Chance of a lot to fail."""
 
 
 @dataclass(slots=True)
@@ -45,6 +49,8 @@ class Serving:
     arrived: dict[int, tuple[WaveHeader, Payload]] = field(default_factory=dict)
     fault: ErrorInfo | None = None
     fault_reported: bool = False
+    waits_since: int | None = None
+    """Lots that had ended when the core said to wait for copies."""
 
     @property
     def first(self) -> bool:
@@ -61,8 +67,8 @@ class Serving:
         head = self.queue[0].ordinal
         return head in self.prepared and (self.first or head in self.arrived)
 
-    def unprepared(self) -> WaveCommand | None:
-        if len(self.prepared) > MATERIALISE_AHEAD or self.fault is not None:
+    def unprepared(self, copies_ended: int) -> WaveCommand | None:
+        if len(self.prepared) > MATERIALISE_AHEAD or self.fault is not None or self.waits_since == copies_ended:
             return None
         return next((command for command in self.queue if command.ordinal not in self.prepared), None)
 
@@ -74,7 +80,9 @@ class SimExecutor:
         self.serving: Serving | None = None
         self.executing: WaveOrdinal | None = None
         self._busy = False
-        self._ending: list[tuple[Serving, Callable[[], None]]] = []
+        self._copies_ended = 0
+        self._ending: list[tuple[Serving | None, Callable[[], None]]] = []
+        """Formations that end, in order; None is somebody who waits for the last of them."""
 
     @property
     def idle(self) -> bool:
@@ -87,7 +95,7 @@ class SimExecutor:
     def end(self, done: Callable[[], None]) -> None:
         """Drop queued waves; `done` once no wave can touch a block any more."""
         ended, self.serving = self.serving, None
-        if ended is None:
+        if ended is None and not self._ending:
             done()
             return
         self._ending.append((ended, done))
@@ -109,6 +117,11 @@ class SimExecutor:
             serving.fault = LinkFault(reason, stage=serving.plan.key.stage, formation=formation).info()
             self._wake()
 
+    def copy_ended(self) -> None:
+        """A wave that waits for copies may be prepared again."""
+        self._copies_ended += 1
+        self._wake()
+
     # --- the thread -------------------------------------------------------------------------------
 
     def _wake(self) -> None:
@@ -118,10 +131,8 @@ class SimExecutor:
     def _step(self) -> None:
         serving = self.serving
         if self._ending:
-            ended, done = self._ending.pop(0)
-            self._stage.post(ev.ExecutorStopped(ended.plan.fence.formation, self._stage.now))
-            done()
-            self._wake()
+            self._busy = True
+            self._stage.copier.drain(self._stopped)
         elif serving is None:
             return
         elif serving.fault is not None and not serving.fault_reported:
@@ -130,8 +141,17 @@ class SimExecutor:
             self._stage.report(serving.plan, ordinal, None, serving.fault)
         elif serving.runnable:
             self._compute(serving)
-        elif (command := serving.unprepared()) is not None:
+        elif (command := serving.unprepared(self._copies_ended)) is not None:
             self._occupy(PREPARE_S, lambda: self._prepare(serving, command))
+
+    def _stopped(self) -> None:
+        """No wave runs and no copy is under way: what the formation touched may be used again."""
+        ended, done = self._ending.pop(0)
+        self._busy = False
+        if ended is not None:
+            self._stage.post(ev.ExecutorStopped(ended.plan.fence.formation, self._stage.now))
+        done()
+        self._wake()
 
     def _occupy(self, seconds: float, work: Callable[[], None]) -> None:
         def finish() -> None:
@@ -143,10 +163,13 @@ class SimExecutor:
         self._stage.process.after(seconds, finish)
 
     def _prepare(self, serving: Serving, command: WaveCommand) -> None:
+        copies_ended = self._copies_ended
         event = ev.PrepareWave(command.ordinal, self._stage.now, serving.plan.fence.formation)
         for action in self._only(event, serving):
             if isinstance(action, ev.WavePrepared):
                 serving.prepared[command.ordinal] = action
+            elif isinstance(action, ev.WaveWaits):
+                serving.waits_since = copies_ended
 
     def _compute(self, serving: Serving) -> None:
         """Begin the wave at the head of the queue; it ends after its modelled time."""
@@ -193,7 +216,7 @@ class SimExecutor:
             self._stage.executed(serving.plan, command)
             if not serving.last:
                 header = WaveHeader(formation, work.ordinal, work.chunks, work.tokens, 2, 0, done.void_bitmap)
-                self._stage.send_on(header, outcome.payload)
+                self._stage.neighbours.send_on(header, outcome.payload)
         self._stage.report(serving.plan, work.ordinal, done, serving.fault)
 
     def _only(self, event: ev.Event, serving: Serving) -> list[ev.Action]:

@@ -42,33 +42,55 @@ class Ledger:
 
 
 def check_sums(stage: int, found: Inventory) -> None:
-    """Always: free + cached + held + quarantined = pool, as far as an inventory shows it."""
-    capacity = found.capacity
-    rest = found.pool_blocks - capacity.free_blocks - found.cached_blocks - found.quarantined_blocks
-    private = sum(hold.owned_blocks for hold in found.holds)
-    if rest < private or capacity.evictable_blocks != found.cached_blocks:
-        raise Violation("I2", f"stage {stage}: {private} private blocks of {rest} held; {capacity}")
-    if capacity.escrowed_blocks != sum(hold.escrow_blocks for hold in found.holds):
-        raise Violation("I2", f"stage {stage}: escrows do not add up to {capacity.escrowed_blocks}")
+    """Always: free + cached + held + quarantined = pool on every group and tier, as far as an inventory shows it."""
+    capacity, holds = found.capacity, found.holds
+    blocks = (
+        found.pool_blocks - capacity.free_blocks - found.cached_blocks - found.quarantined_blocks,
+        sum(hold.owned_blocks for hold in holds),
+    )
+    states = (
+        found.state_slots - capacity.recurrent_free - found.cached_states - found.quarantined_states,
+        sum(hold.owned_states for hold in holds),
+    )
+    for name, (rest, private) in (("blocks", blocks), ("state slots", states)):
+        if rest < private:
+            raise Violation("I2", f"stage {stage}: {private} private {name} of {rest} held; {capacity}")
+    if found.host_pool_blocks - capacity.host_free_blocks - found.host_cached_blocks < 0:
+        raise Violation("I2", f"stage {stage}: {found.host_cached_blocks} cached host blocks; {capacity}")
+    if (capacity.evictable_blocks, capacity.recurrent_evictable) != (found.cached_blocks, found.cached_states):
+        raise Violation("I2", f"stage {stage}: what is evictable is not what is cached; {capacity}")
+    promised = (sum(hold.escrow_blocks for hold in holds), sum(hold.escrow_states for hold in holds))
+    if promised != (capacity.escrowed_blocks, capacity.recurrent_escrowed):
+        raise Violation("I2", f"stage {stage}: escrows add up to {promised}; {capacity}")
 
 
 def check_drained(stage: int, found: Inventory) -> None:
     """I2, when every request ended and nothing is under way."""
-    if found.holds or found.quarantined_blocks or found.capacity.escrowed_blocks:
-        raise Violation("I2", f"stage {stage} still holds {found.holds or found.capacity} after everything ended")
+    capacity = found.capacity
+    if found.holds or found.quarantined_blocks or found.quarantined_states:
+        raise Violation("I2", f"stage {stage} still holds {found.holds or found} after everything ended")
+    if capacity.escrowed_blocks or capacity.recurrent_escrowed:
+        raise Violation("I2", f"stage {stage} still promises {capacity} after everything ended")
     if found.announced:
         raise Violation("I2", f"stage {stage} still remembers {found.announced} after everything ended")
-    if found.capacity.free_blocks + found.cached_blocks != found.pool_blocks:
-        raise Violation("I2", f"stage {stage} lost blocks: {found.capacity} of {found.pool_blocks}")
+    sums = (
+        (capacity.free_blocks + found.cached_blocks, found.pool_blocks),
+        (capacity.host_free_blocks + found.host_cached_blocks, found.host_pool_blocks),
+        (capacity.recurrent_free + found.cached_states, found.state_slots),
+    )
+    if any(there != pool for there, pool in sums):
+        raise Violation("I2", f"stage {stage} lost blocks or slots: {found}")
 
 
 def check_admitted(stage: int, machine: StageMachine, event: Admitted, prompt_tokens: int, block_tokens: int) -> None:
-    """The endpoint that a client is told is held on every stage, with room for the rest."""
-    key = HoldKey(event.request_id, event.attempt)
-    held = next((hold for hold in machine.inventory().holds if hold.key == key), None)
+    """The endpoint that a client is told is held on every stage, with room for the rest on the device."""
+    key, found = HoldKey(event.request_id, event.attempt), machine.inventory()
+    held = next((hold for hold in found.holds if hold.key == key), None)
     where = f"stage {stage} at the admission of {key}"
     if held is None or held.phase != "committed":
         raise Violation("agreement", f"{where} holds {held}")
-    blocks = held.leased_blocks + held.escrow_blocks
-    if held.endpoint != event.endpoint or blocks != blocks_for(prompt_tokens, block_tokens):
-        raise Violation("agreement", f"{where}: endpoint {held.endpoint}, not {event.endpoint}; {blocks} blocks")
+    blocks, covered = blocks_for(prompt_tokens, block_tokens), held.leased_blocks + held.escrow_blocks
+    # What is leased on the host is promised room on the device as well.
+    enough = covered >= blocks and (covered == blocks or bool(found.host_pool_blocks))
+    if held.endpoint != event.endpoint or not enough or bool(held.escrow_states) != bool(found.state_slots):
+        raise Violation("agreement", f"{where}: admitted at {event.endpoint} of {blocks} blocks, but it holds {held}")

@@ -1,75 +1,73 @@
-"""The controller's streams to one daemon in one formation, as `wavepp_controller.runtime` keeps them.
+"""The controller's way to one daemon in one formation, as `wavepp_controller.runtime.daemon_link` keeps it.
 
-Owns the wires in both directions from join to the end of the formation; everything heard becomes an
-event, and the first stream that breaks, and only the first, becomes StreamLost. The daemon's end is
-`session`. Nothing here decides anything.
+Owns the opening of streams, from join over any number of breaks to the end of the formation; everything heard
+becomes an event, and the first stream of an opening that breaks, and only the first, becomes StreamLost. The
+daemon's end is `session`. Decides nothing but whether what ended a stream leaves anything to resume.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from wavepp_controller.core import events as ev
-from wavepp_proto.errors import StageLost, WaveppError
+from wavepp_proto.errors import StageLost, StaleMessage, WaveppError
 from wavepp_proto.limits import CALL_DEADLINE_MS
 from wavepp_proto.terms import (
-    AnnounceAck,
     AnnounceFrame,
-    Digest,
-    ErrorInfo,
     Fence,
     Heartbeat,
     Inventory,
     JoinPlan,
     JoinReply,
     Round,
-    Votes,
     WaveCommand,
-    WaveReport,
+    WaveOrdinal,
 )
-from wavepp_simulator.network import Wire
-from wavepp_simulator.session import Session
+from wavepp_simulator.opening import Opening
 
 if TYPE_CHECKING:
     from wavepp_simulator.controller import SimController
     from wavepp_simulator.stage import SimStage
 
 T = TypeVar("T")
-STREAMS = ("announce", "rounds", "waves", "digest")
 END_DEADLINE_S = 1.0
-Message = AnnounceAck | Votes | WaveReport | Heartbeat | Digest
+REOPEN_PAUSE_S = 0.1
+"""Between two tries to open broken streams again."""
+CONNECT_S = 1e9
+"""A daemon that cannot be reached is tried until the link is closed."""
 
 
 class SimLink:
     def __init__(self, controller: SimController, plan: JoinPlan) -> None:
         self.plan = plan
-        self._controller = controller
-        self._world = controller.world
+        self.controller = controller
+        self.world = controller.world
+        self._opening: Opening | None = None
         self._lost = False
-        """Nothing that is heard counts any more."""
-        self._session: Session | None = None
-        self._up: dict[str, Wire] = {}
-        """To the daemon, by stream."""
-        self._down: dict[str, Wire] = {}
-        self._watch = 0
-        self._beats = 0
+        """A stream has ended: nothing is sent until the streams are open again."""
+        self._closed = False
+        self._reopening = False
 
     @property
     def place(self) -> int:
         return self.plan.key.stage
 
     @property
-    def _stage(self) -> SimStage:
-        return self._world.stages[self.place]
+    def stage(self) -> SimStage:
+        return self.world.stages[self.place]
+
+    @property
+    def settled(self) -> bool:
+        """Everything that the daemon's digest says was heard."""
+        return self._opening is not None and not self._lost and not self._reopening and self._opening.digests_settled
 
     # --- joining ----------------------------------------------------------------------------------
 
     def join(self) -> None:
         """Inventory first (it fences the controller before us), then Join; answers Joined or JoinFailed."""
         self._call(
-            lambda answer: answer(self._stage.take_inventory(self.plan.fence)), self._join, CALL_DEADLINE_MS / 1e3
+            lambda answer: answer(self.stage.take_inventory(self.plan.fence)), self._join, CALL_DEADLINE_MS / 1e3
         )
 
     def _join(self, found: Inventory | WaveppError) -> None:
@@ -77,144 +75,155 @@ class SimLink:
             self._fail(found)
             return
         within = self.plan.deadline_ms / 1e3 + 1
-        self._call(lambda answer: self._stage.join(self.plan, answer), self._joined, within)
+        self._call(lambda answer: self.stage.join(self.plan, answer), self._joined, within)
 
     def _joined(self, reply: JoinReply | WaveppError) -> None:
         if isinstance(reply, WaveppError):
             self._fail(reply)
-        elif not self._lost:
-            self._serve()
-            self._controller.post(ev.Joined(self.plan.key, self.plan.fence.formation, reply, self._controller.now))
+        elif not self._closed:
+            self._opening = Opening(self)
+            self._opening.begin(WaveOrdinal(0))
+            self._opening.watch(0)
+            self.controller.post(ev.Joined(self.plan.key, self.plan.fence.formation, reply, self.controller.now))
 
     def _fail(self, error: WaveppError) -> None:
-        if not self._lost:
-            self._lost = True
-            self._controller.drop(self)
-            failed = ev.JoinFailed(self.plan.key, self.plan.fence.formation, error.info(), self._controller.now)
-            self._controller.post(failed)
-
-    def _serve(self) -> None:
-        """Open all streams to the process that is there now."""
-        stage, network = self._stage, self._world.network
-        session = self._session = Session(stage, self)
-        for stream in STREAMS:
-            self._up[stream] = Wire(network, f"c>s{self.place}/{stream}", stage.process)
-            self._down[stream] = Wire(network, f"s{self.place}>c/{stream}", self._controller.process)
-        stage.process.on_death(lambda: self.broke(f"stage {self.place} closed the connection"))
-        self._controller.process.on_death(lambda: self._up["waves"].send(session.closed))
-        self._up["waves"].send(session.open_waves)
-        self._beat()
-        self.watch_digest()
+        if not self._closed:
+            self._closed = True
+            self.controller.drop(self)
+            failed = ev.JoinFailed(self.plan.key, self.plan.fence.formation, error.info(), self.controller.now)
+            self.controller.post(failed)
 
     # --- sending ----------------------------------------------------------------------------------
 
     def announce(self, frames: list[AnnounceFrame]) -> None:
-        session = self._session
-        if session is not None:
-            for frame in frames:
-                self._up["announce"].send(partial(session.announce, frame))
+        if (opening := self._usable) is not None:
+            opening.announce(frames)
 
     def send_round(self, asked: Round) -> None:
-        session = self._session
-        if session is not None:
-            self._up["rounds"].send(lambda: session.round(asked))
+        if (opening := self._usable) is not None:
+            opening.say("rounds", lambda session: session.round(asked))
 
     def send_wave(self, command: WaveCommand) -> None:
-        session = self._session
-        if session is not None:
-            self._up["waves"].send(lambda: session.wave(command))
+        if (opening := self._usable) is not None:
+            opening.say("waves", lambda session: session.wave(command))
 
-    def watch_digest(self) -> None:
-        """Ask for a snapshot and what follows; replaces an earlier watch."""
-        session = self._session
-        if session is not None:
-            self._watch += 1
-            self._up["digest"].send(lambda: session.watch(self.plan.fence, 0))
+    def watch_digest(self, from_seq: int) -> None:
+        """Ask for what follows `from_seq`, 0 for a snapshot and what follows; replaces an earlier watch."""
+        if (opening := self._usable) is not None:
+            opening.watch(from_seq)
 
-    def _beat(self) -> None:
-        session = self._session
-        if session is None or self._lost:
-            return
-        self._beats += 1
+    def ask_inventory(self, fence: Fence) -> None:
+        """Answers InventoryArrived, or nothing if it does not come."""
+        self._call(lambda answer: answer(self.stage.take_inventory(fence)), self._took, CALL_DEADLINE_MS / 1e3)
+
+    def heartbeat(self, count: int, reported_wave: WaveOrdinal | None = None) -> Heartbeat:
         fence = self.plan.fence
-        beat = Heartbeat(Fence(fence.epoch, fence.formation, fence.incarnation), self._beats)
-        self._up["waves"].send(lambda: session.wave(beat), background=True)
-        self._controller.process.after(self.plan.heartbeat_ms / 1e3, self._beat, background=True)
+        reported = self.controller.reported_wave(self.plan.key) if reported_wave is None else reported_wave
+        return Heartbeat(Fence(fence.epoch, fence.formation, fence.incarnation), count, reported_wave=reported)
 
-    # --- hearing (called by the session, in the daemon) -------------------------------------------
+    @property
+    def _usable(self) -> Opening | None:
+        return None if self._lost or self._closed else self._opening
 
-    def answer(self, stream: str, message: Message, watch: int | None = None) -> None:
-        """Something from the daemon; digests of an earlier watch vanish with it."""
-        background = isinstance(message, Heartbeat)
-        self._down[stream].send(lambda: self._hear(message, watch), background=background)
+    def _took(self, found: Inventory | WaveppError) -> None:
+        if isinstance(found, Inventory) and not self._closed:
+            self.controller.post(ev.InventoryArrived(self.plan.key, found, self.controller.now))
 
-    def stream_ended(self, stream: str, error: WaveppError | None) -> None:
-        lost = error or StageLost(f"stage {self.place} closed a stream", stage=self.place)
-        self._down[stream].send(lambda: self._lose(lost.info()))
+    # --- breaking and opening again ---------------------------------------------------------------
 
-    def broke(self, why: str) -> None:
-        """The connection: both ends hear of it."""
-        if not self._down:
+    def lose(self, opening: Opening, error: WaveppError) -> None:
+        """A stream of `opening` ended, for whatever cause."""
+        if opening is not self._opening or self._lost or self._closed:
             return
-        delay = self._world.network.delay(f"s{self.place}>c")
-        self._controller.process.after(delay, lambda: self._lose(StageLost(why, stage=self.place).info()))
+        self._lost = True
+        if self._reopening and _resumable(error):
+            self.controller.process.after(REOPEN_PAUSE_S, self._connect)
+            return
+        self._post_lost(error, resumable=_resumable(error))
+
+    def reopen(self, reported_wave: WaveOrdinal) -> None:
+        """Open all streams again; answers StreamsReopened once the daemon has said something, or StreamLost."""
+        if self._closed or self._reopening:
+            return
+        self._reopening = True
+        self._reported = reported_wave
+        self._connect()
+
+    def _connect(self) -> None:
+        if not self._closed:
+            self._call(self._accept, self._connected, CONNECT_S, faulty=False)
+
+    def _accept(self, answer: Callable[[None], None]) -> None:
+        answer(None)
+
+    def _connected(self, refused: WaveppError | None) -> None:
+        if self._closed:
+            return
+        if refused is not None:
+            self._reopening, self._lost = False, True
+            self._post_lost(refused, resumable=False)
+            return
+        if self._opening is not None:
+            self._opening.cancel()
+        self._opening, self._lost = Opening(self), False
+        self._opening.begin(self._reported)
+
+    def heard_first(self, opening: Opening) -> None:
+        """The daemon answers on an opening's wave stream."""
+        if self._reopening and opening is self._opening:
+            self._reopening = False
+            self.controller.post(ev.StreamsReopened(self.plan.key, self.plan.fence.formation, self.controller.now))
+
+    def hears(self, opening: Opening) -> bool:
+        """Whether what comes through `opening` still counts."""
+        return opening is self._opening and not self._lost and not self._closed
 
     def cut(self) -> None:
         """A fault of the network: whatever is under way is lost, both ends hear of it."""
-        self.broke(f"the connection to stage {self.place} broke")
-        for wire in (*self._up.values(), *self._down.values()):
-            wire.cut()
-        if self._session is not None:
-            self._stage.process.run(self._session.closed)
+        if self._opening is not None:
+            self._opening.cut()
 
-    def _hear(self, message: Message, watch: int | None) -> None:
-        if self._lost or (watch is not None and watch != self._watch):
-            return
-        key, now = self.plan.key, self._controller.now
-        match message:
-            case AnnounceAck():
-                self._controller.post(ev.AnnounceAcked(key, message, now))
-            case Votes():
-                self._controller.post(ev.VotesArrived(key, message, now))
-            case Digest():
-                self._controller.post(ev.DigestArrived(key, message, now))
-            case WaveReport():
-                self._controller.post(ev.ReportArrived(key, message, now))
-            case Heartbeat():
-                self._controller.post(ev.BeatArrived(key, message, now))
-
-    def _lose(self, error: ErrorInfo) -> None:
-        if not self._lost:
-            self._lost = True
-            fence = self.plan.fence
-            lost = ev.StreamLost(self.plan.key, fence.incarnation, fence.formation, error, self._controller.now)
-            self._controller.post(lost)
+    def _post_lost(self, error: WaveppError, *, resumable: bool) -> None:
+        self._reopening = False
+        key, fence = self.plan.key, self.plan.fence
+        now = self.controller.now
+        self.controller.post(
+            ev.StreamLost(key, fence.incarnation, fence.formation, error.info(), now, resumable=resumable)
+        )
 
     # --- the end ----------------------------------------------------------------------------------
 
     def end(self, fence: Fence | None) -> None:
         """Tell the daemon that its formation ended (best effort, bounded), then close."""
-        self._lost = True
+        self._closed = True
         if fence is None:
             self.close()
             return
-        self._call(lambda answer: answer(self._stage.end_formation(fence)), self._told, END_DEADLINE_S)
+        self._call(lambda answer: answer(self.stage.end_formation(fence)), self._told, END_DEADLINE_S)
 
     def _told(self, _: WaveppError | None) -> None:
         self.close()
 
     def close(self) -> None:
         """Close every stream. Idempotent."""
-        self._lost = True
-        session, self._session = self._session, None
-        if session is not None:
-            self._up["waves"].send(session.closed)
+        self._closed = True
+        if self._opening is not None:
+            self._opening.cancel()
 
     def _call(
         self,
         ask: Callable[[Callable[[T | WaveppError], None]], None],
         answered: Callable[[T | WaveppError], None],
         within_s: float,
+        *,
+        faulty: bool = True,
     ) -> None:
-        network, name = self._world.network, f"c>s{self.place}/control"
-        network.call(self._controller.process, lambda: self._stage.process, name, ask, answered, within_s)
+        network, name = self.world.network, f"c>s{self.place}/control"
+        network.call(self.controller.process, lambda: self.stage.process, name, ask, answered, within_s, faulty=faulty)
+
+
+def _resumable(error: WaveppError) -> bool:
+    """The connection broke, or a message was missing: the daemon may be alive and in its formation."""
+    if isinstance(error, StaleMessage):
+        return ("field", "ordinal") in error.info().fields
+    return isinstance(error, StageLost)

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from wavepp_proto import limits
+from wavepp_simulator.wire_faults import Strike
+
 if TYPE_CHECKING:
     from wavepp_simulator.world import World
 
@@ -42,20 +45,65 @@ def resume_stage(world: World, place: int) -> None:
 def cut_stage(world: World, place: int) -> None:
     """The connection between the controller and a stage breaks, with whatever was under way."""
     _note(world, f"the connection to stage {place} is cut")
-    for key, link in world.controller.links.items():
-        if key.stage == place:
-            link.cut()
+    for controller in (*world.deposed, world.controller):
+        for key, link in controller.links.items():
+            if key.stage == place:
+                link.cut()
+
+
+def partition(world: World, wire: str) -> None:
+    """Nothing arrives on the wire (`c>s1`, `s1>c`, `s1>etcd`, `s0>s1`) until it heals, and nobody is told.
+
+    After as long as keepalive takes to notice, the connection breaks."""
+    _note(world, f"{wire} falls silent")
+    world.network.silence(wire)
+    noticed = (limits.CLIENT_KEEPALIVE_TIME_MS + limits.CLIENT_KEEPALIVE_TIMEOUT_MS) / 1e3
+    world.agenda.at(world.agenda.now + noticed, lambda: _notice(world, wire), background=True)
+
+
+def heal(world: World, wire: str) -> None:
+    _note(world, f"{wire} is heard again")
+    world.network.heal(wire)
+
+
+def _notice(world: World, wire: str) -> None:
+    """Keepalive found a silent connection dead."""
+    ends = {end for end in wire.split("/")[0].split(">") if end.startswith("s")}
+    if not world.network.silent(wire) or "c" not in wire.split("/")[0].split(">"):
+        return
+    for end in ends:
+        cut_stage(world, int(end.removeprefix("s")))
+
+
+def strike_wire(world: World, strike: Strike, wire: str, count: int = 0, chance: float = 0.0) -> None:
+    """Lose, repeat or swap the next `count` messages between the controller and a daemon, or each by chance."""
+    sides = wire.split("/")[0].split(">")
+    if sides[0] != "c" and sides[-1] != "c":
+        raise ValueError("only messages between the controller and a stage can be struck one by one")
+    much = f"{count} messages" if count else f"{chance:.0%} of messages" if chance else "no more messages"
+    _note(world, f"{wire} will {strike.value} {much}")
+    world.network.faults.set(wire, strike, count, chance)
+
+
+def cut_link(world: World, place: int) -> None:
+    """The activation link from a stage to the next one breaks."""
+    _note(world, f"the link from stage {place} to the next is cut")
+    world.stages[place].neighbours.cut()
 
 
 def slow_wire(world: World, name: str, seconds: float) -> None:
     """Messages sent from now on the wire take longer: `c>s1`, `s1>c/digest`, `s0>s1`. 0 ends it."""
     _note(world, f"{name} takes {seconds * 1e3:g} ms longer")
-    world.network.slow[name] = seconds
+    if seconds:
+        world.network.slow[name] = seconds
+    else:
+        world.network.slow.pop(name, None)
 
 
 def break_row(world: World, place: int, request_id: str) -> None:
     """The stage's engine finds the request's next row wrong."""
     _note(world, f"stage {place} will find {request_id} wrong")
+    world.broken_rows.add(request_id)
     world.stages[place].engine.broken.add(request_id)
 
 
@@ -72,6 +120,7 @@ def crash_controller(world: World) -> None:
 
 
 def replace_controller(world: World) -> None:
+    world.registry.start()  # no election without it
     _note(world, "another controller takes over")
     world.replace_controller()
 
@@ -86,6 +135,40 @@ def resume_controller(world: World) -> None:
     _note(world, "the controller goes on")
     for controller in (*world.deposed, world.controller):
         controller.process.resume()
+
+
+def stop_etcd(world: World) -> None:
+    """etcd answers nobody: watches stand still, leases cannot be renewed, and the controller is told so."""
+    _note(world, "etcd stops")
+    world.registry.stop()
+
+
+def start_etcd(world: World) -> None:
+    _note(world, "etcd answers again")
+    world.registry.start()
+
+
+def fail_copy(world: World, place: int) -> None:
+    """The stage's next lot between the tiers fails."""
+    _note(world, f"the next copy on stage {place} will fail")
+    world.stages[place].copier.failing += 1
+
+
+def mend(world: World) -> None:
+    """Whatever is broken is repaired: everything runs, is connected and is heard."""
+    world.network.slow.clear()
+    world.network.faults.clear()
+    world.network.heal_all()
+    world.registry.start()
+    for stage in list(world.stages):
+        if not stage.process.alive or stage.draining:
+            restart_stage(world, stage.place)
+        elif stage.process.paused:
+            resume_stage(world, stage.place)
+    if not world.controller.process.alive:
+        replace_controller(world)
+    if any(controller.process.paused for controller in (*world.deposed, world.controller)):
+        resume_controller(world)
 
 
 def _note(world: World, what: str) -> None:

@@ -13,27 +13,48 @@ from wavepp_proto.terms import LinkKind
 from wavepp_simulator.executor import Costs
 from wavepp_simulator.world import Shape
 
-_CONFIG = {field.name for field in fields(ControllerConfig)} - {"policy", "link", "wave_tokens"}
+_CONFIG = {field.name for field in fields(ControllerConfig)} - {"policy", "link", "wave_tokens", "traced"}
+_COSTS: dict[str, tuple[str, float]] = {
+    "wave_ms": ("wave_s", 1e-3),
+    "token_us": ("token_s", 1e-6),
+    "copy_us": ("copy_block_s", 1e-6),
+    "copy_failures": ("copy_failures", 1.0),
+}
+"""Option to (field of Costs, its unit)."""
 
 
 def shape_of(options: dict[str, str]) -> Shape:
-    """cluster [pools=64,64,64] [block=16] [wave=64] [wave_ms=1] [token_us=10] and settings of the controller."""
+    """cluster [pools=64,64,64] [host=8,0] [groups=a,ar,r] [states=8] [block=16] [wave=64] [wave_ms=1] [token_us=10]
+    [copy_us=100] [copy_failures=0] [latency_us=200] [jitter=0] [seed=0] and settings of the controller."""
     options = dict(options)
-    pools = tuple(int(blocks) for blocks in options.pop("pools", "64,64,64").split(","))
-    costs = Costs(float(options.pop("wave_ms", "1")) / 1e3, float(options.pop("token_us", "10")) / 1e6)
-    block, wave = int(options.pop("block", "16")), int(options.pop("wave", "64"))
-    window = int(options.pop("window", "4096"))
+    costs = {name: float(options.pop(key)) * unit for key, (name, unit) in _COSTS.items() if key in options}
+    given: dict[str, Any] = {
+        "pools": _numbers(options.pop("pools", "64,64,64")),
+        "host_pools": _numbers(options.pop("host", "")),
+        "groups": tuple(options.pop("groups", "").split(",")),
+        "state_slots": int(options.pop("states", "0")),
+        "block_tokens": int(options.pop("block", "16")),
+        "window": int(options.pop("window", "4096")),
+        "latency_s": float(options.pop("latency_us", "200")) / 1e6,
+        "jitter": float(options.pop("jitter", "0")),
+        "seed": int(options.pop("seed", "0")),
+    }
+    wave = int(options.pop("wave", "64"))
     unknown = options.keys() - _CONFIG
     if unknown:
         raise ValueError(f"no setting {' '.join(sorted(unknown))}; known: {' '.join(sorted(_CONFIG))}")
     settings: dict[str, Any] = {name: int(value) for name, value in options.items()}
     config = ControllerConfig(wave_tokens=wave, link=LinkKind.GRPC, **settings)
-    return Shape(pools=pools, block_tokens=block, window=window, costs=costs, config=config)
+    return Shape(costs=Costs(**costs), config=config, **given)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(",") if number)
 
 
 def seconds(span: str) -> float:
-    """`250ms` or `2s`. ValueError for anything else."""
-    for unit, size in (("ms", 1e-3), ("s", 1.0)):
+    """`200us`, `250ms` or `2s`. ValueError for anything else."""
+    for unit, size in (("us", 1e-6), ("ms", 1e-3), ("s", 1.0)):
         if span.endswith(unit):
             return float(span.removesuffix(unit)) * size
     raise ValueError(f"{span} has no unit")

@@ -1,18 +1,20 @@
 """A stage daemon in virtual time: the real stage core in a shell that follows `wavepp_stage.runtime`.
 
-Owns one incarnation: its process, its core, executor, engine, the formation it joined and the links to
-its neighbours. The order of a join is the daemon's: fence and install, wait for the executor, load what
-changed, reach the next stage, begin. Does not own streams (`session`) or faults (`world`).
+Owns one process: its core, executor, copy thread, engine, the formation it serves and the links to its
+neighbours. The order of a join is the daemon's: fence and install, wait for the executor, load what changed,
+reach the next stage, begin. A core that fences itself is taken through to its next incarnation. Does not own
+streams (`session`) or faults (`mishaps`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from random import Random
 from typing import TYPE_CHECKING
 
 from wavepp_proto.errors import JoinRefused, WaveppError
 from wavepp_proto.terms import (
-    CacheGroup,
     ErrorInfo,
     Fence,
     Heartbeat,
@@ -25,18 +27,19 @@ from wavepp_proto.terms import (
     WaveOrdinal,
     WaveReport,
 )
-from wavepp_simulator.engine import Outcome, Payload, SimEngine
+from wavepp_simulator.copier import SimCopier
+from wavepp_simulator.engine import EngineShape, Outcome, Payload, SimEngine
 from wavepp_simulator.executor import Costs, SimExecutor
 from wavepp_simulator.ledger import Violation
-from wavepp_simulator.network import Wire
+from wavepp_simulator.neighbours import Neighbours
 from wavepp_simulator.process import Process
+from wavepp_simulator.report_log import ReportLog
 from wavepp_stage.core import events as ev
 from wavepp_stage.core.machine import StageMachine
 from wavepp_stage.core.work import WaveWork
-from wavepp_stage.engine.base import WaveHeader
 
 if TYPE_CHECKING:
-    from wavepp_simulator.session import Session
+    from wavepp_simulator.session import DigestReader, Session
     from wavepp_simulator.world import World
 
 RECONNECT_S = 0.1
@@ -50,18 +53,20 @@ class SimStage:
         self.place = record.key.stage
         self.process = Process(f"s{self.place}", world.agenda)
         self.machine = StageMachine(record.incarnation)
+        self.copier = SimCopier(self, costs, Random(f"{world.shape.seed}-{record.incarnation}"))
         self.executor = SimExecutor(self, costs)
-        self.engine = self._load(record.pool_blocks, record.block_tokens)
+        self.engine = self._load(_shape_of(record))
+        self.neighbours = Neighbours(self)
         self.plan: JoinPlan | None = None
         """The formation this daemon serves; None between formations."""
+        self.reports = ReportLog(record.stages)
+        """Of that formation."""
         self.draining = False
-        self.sessions: list[Session] = []
-        """Streams that are open to this daemon."""
+        self.readers: list[DigestReader] = []
         self._session: Session | None = None
         """The one whose wave stream was opened last."""
         self._joins = 0
-        self._link: tuple[Fence, Wire] | None = None
-        """Wire to the next stage, in the formation of this fence."""
+        self._joining = False
 
     @property
     def now(self) -> float:
@@ -71,18 +76,27 @@ class SimStage:
 
     def post(self, event: ev.Event) -> list[ev.Action]:
         """One event for the core; raises its typed refusals. A broken invariant is a violation."""
-        actions = self.machine.handle(event)
-        for action in actions:
-            if isinstance(action, ev.CoreError):
-                raise Violation("core", f"stage {self.place}: {action.error.message} {action.error.fields}")
-            if isinstance(action, ev.DigestChanged):
-                for session in self.sessions:
-                    session.digest_changed()
-        self.world.touched(self)
-        return actions
+        return self._perform(self.machine.handle(event))
 
     def owns(self, key: HoldKey) -> bool:
         return any(hold.key == key and hold.owned_blocks for hold in self.machine.inventory().holds)
+
+    def _perform(self, actions: list[ev.Action]) -> list[ev.Action]:
+        self.world.touched(self)
+        for action in actions:
+            match action:
+                case ev.CoreError(error):
+                    raise Violation("core", f"stage {self.place}: {error.message} {error.fields}")
+                case ev.DigestChanged():
+                    for reader in self.readers:
+                        reader.changed()
+                case ev.StartCopies(lot):
+                    self.copier.start(lot)
+                case ev.SelfFenced(silent_s):
+                    fenced = next((a.formation for a in actions if isinstance(a, ev.FormationEnded)), 0)
+                    self.process.after(0.0, lambda formation=fenced: self._fenced(formation))  # type: ignore[misc]
+                    self.world.note(self.process.name, f"fences itself after {silent_s * 1e3:.0f} ms", "stage")
+        return actions
 
     # --- control ----------------------------------------------------------------------------------
 
@@ -91,6 +105,8 @@ class SimStage:
             actions = self.post(ev.InventoryAsked(fence, self.now))
         except WaveppError as error:
             return error
+        if any(isinstance(action, ev.FormationEnded) for action in actions):
+            self._leave(lambda: None)
         return next(action.inventory for action in actions if isinstance(action, ev.InventoryTaken))
 
     def join(self, plan: JoinPlan, answer: Answer) -> None:
@@ -101,40 +117,44 @@ class SimStage:
             answer(error)
             return
         self._joins += 1
-        self.plan, number = None, self._joins
-        self._close_link()
-        self.executor.end(lambda: self._reach(plan, number, answer))
+        self._joining, number = True, self._joins
+
+        def answered(reply: JoinReply | WaveppError) -> None:
+            if number == self._joins:
+                self._joining = False
+            answer(reply)
+
+        self._leave(lambda: self._reach(plan, number, answered))
 
     def _reach(self, plan: JoinPlan, number: int, answer: Answer) -> None:
         """The executor let go of the earlier formation: load what changed, dial the next stage."""
         if number != self._joins:
             answer(JoinRefused("a later join came meanwhile", field="formation", value=plan.fence.formation))
             return
-        if self.engine.shape != (plan.pool_blocks, plan.block_tokens):
-            self.engine = self._load(plan.pool_blocks, plan.block_tokens)
-        if plan.key.stage == plan.stages - 1:
+        wanted = EngineShape(plan.groups, plan.pool_blocks, plan.block_tokens, plan.host_pool_blocks, plan.state_slots)
+        if self.engine.shape != wanted:
+            self.engine = self._load(wanted)
+        following = self.neighbours.following
+        if following is None:
             self._begin(plan, answer)
-            return
-        following = self.world.stages[plan.key.stage + 1]
-        if following.process.alive:
-            name = f"s{self.place}>s{self.place + 1}"
-            wire = Wire(self.world.network, name, following.process)
-            self._link = (plan.fence, wire)
-            following.process.on_death(lambda: self._link_broke(plan.fence, "the next stage is gone"))
-            self.process.on_death(lambda: wire.send(lambda: following.upstream_closed(plan.fence)))
-            rtt = 2 * self.world.network.delay(name)
+        elif following.process.alive:
+            rtt = self.neighbours.dial(plan)
             self.process.after(rtt, lambda: self._begin(plan, answer) if number == self._joins else None)
         else:
             self.process.after(RECONNECT_S, lambda: self._reach(plan, number, answer), background=True)
 
     def _begin(self, plan: JoinPlan, answer: Answer) -> None:
-        if self.machine.standing.formation != plan.fence.formation or self.machine.standing.epoch != plan.fence.epoch:
-            answer(JoinRefused("the formation ended while it was joined", field="formation"))
+        try:
+            self.post(ev.ControllerHeard(plan.fence, self.now))
+        except WaveppError as error:  # the formation ended while it was joined
+            answer(error)
             return
         self.executor.begin(plan)
-        self.plan = plan
-        groups, capacity = (CacheGroup.ATTENTION,), self.machine.capacity()
-        answer(JoinReply(plan.fence, plan.key, plan.pool_blocks, False, groups, 2, 8, capacity))
+        self.plan, self.reports = plan, ReportLog(plan.stages)
+        self._watch_silence(plan)
+        capacity = self.machine.capacity()
+        pools, states = plan.pool_blocks, plan.state_slots
+        answer(JoinReply(plan.fence, plan.key, pools, False, plan.groups, 2, 8, capacity, state_slots=states))
 
     def end_formation(self, fence: Fence) -> WaveppError | None:
         """End the formation that `fence` names, if it is still the present one."""
@@ -143,15 +163,18 @@ class SimStage:
         except WaveppError as error:
             return error
         if any(isinstance(action, ev.FormationEnded) for action in actions):
-            self.plan = None
-            self.world.note(self.process.name, f"ends formation {fence.formation}", "stage")
-            self._close_link()
-            self.executor.end(lambda: None)
+            self._leave(lambda: None)
         return None
 
-    def orphaned(self, fence: Fence) -> None:
-        if self.plan is not None and self.plan.fence == fence:
-            self.end_formation(fence)
+    def _leave(self, done: Callable[[], None]) -> None:
+        """The core has ended the formation: stop serving it. `done` once nothing of it touches a block."""
+        left, self.plan = self.plan, None
+        if left is not None:
+            self.world.note(self.process.name, f"ends formation {left.fence.formation}", "stage")
+            if self._session is not None:
+                self._session.formation_ended(left.fence.formation)
+        self.neighbours.close()
+        self.executor.end(done)
 
     def supersede(self, session: Session) -> None:
         """A new wave stream closes its predecessor."""
@@ -159,41 +182,30 @@ class SimStage:
         if before is not None:
             before.closed()
 
-    # --- links to the neighbours ------------------------------------------------------------------
+    # --- the silence of a controller --------------------------------------------------------------
 
-    def send_on(self, header: WaveHeader, payload: Payload) -> None:
-        if self._link is not None:
-            fence, wire = self._link
-            following = self.world.stages[self.place + 1]
-            wire.send(lambda: following.activation(self, fence, header, payload))
-
-    def activation(self, sender: SimStage, fence: Fence, header: WaveHeader, payload: Payload) -> None:
-        ours = self.machine.standing
-        if self.executor.serving is None or (ours.epoch, ours.formation) != (fence.epoch, fence.formation):
-            back = self.world.network.delay(f"s{self.place}>s{sender.place}")
-            sender.process.after(back, lambda: sender._link_broke(fence, "activations of no present formation"))
+    def _watch_silence(self, plan: JoinPlan) -> None:
+        """Once the core's deadline has passed and nothing came that it could refuse, the timer tells."""
+        if self.plan is not plan:
             return
-        self.executor.arrive(header, payload)
+        self._perform(self.machine.fence_if_silent(self.now))
+        deadline = self.machine.fence_deadline()
+        if deadline is not None:
+            self.process.after(max(0.0, deadline - self.now), lambda: self._watch_silence(plan), background=True)
 
-    def upstream_closed(self, fence: Fence) -> None:
-        serving = self.executor.serving
-        if serving is not None and serving.plan.fence.epoch == fence.epoch:
-            self.executor.lose_link(fence.formation, f"stage {self.place - 1} closed the link")
+    def _fenced(self, formation: int) -> None:
+        if self.plan is not None and self.plan.fence.formation == formation:
+            self._leave(self._reincarnate)
 
-    def _link_broke(self, fence: Fence, reason: str) -> None:
-        if self._link is not None and self._link[0] == fence:
-            self.process.after(self.world.network.delay("link"), lambda: self._lose_link(fence, reason))
-
-    def _lose_link(self, fence: Fence, reason: str) -> None:
-        serving = self.executor.serving
-        if serving is not None and serving.plan.fence == fence:
-            self.executor.lose_link(fence.formation, reason)
-
-    def _close_link(self) -> None:
-        if self._link is not None:
-            (fence, wire), self._link = self._link, None
-            following = self.world.stages[self.place + 1]
-            wire.send(lambda: following.upstream_closed(fence))
+    def _reincarnate(self) -> None:
+        """Nothing old runs any more: be somebody new, unless a controller was faster."""
+        if self._joining:
+            self.process.after(RECONNECT_S, self._reincarnate, background=True)
+        elif self.plan is None and not self.draining:
+            self.record = replace(self.record, incarnation=self.world.next_incarnation())
+            self.post(ev.Reincarnate(self.record.incarnation, self.now))
+            self.world.note(self.process.name, f"is incarnation {self.record.incarnation} from now on", "stage")
+            self.world.registry.register(self.record, self.process)
 
     # --- what it says -----------------------------------------------------------------------------
 
@@ -215,22 +227,23 @@ class SimStage:
         self.world.ledger.executed(fence.epoch, fence.formation, self.place, command.ordinal, command.rows)
 
     def report(self, plan: JoinPlan, ordinal: WaveOrdinal, done: ev.WaveDone | None, error: ErrorInfo | None) -> None:
-        if self.plan is None or self.plan.fence != plan.fence or self._session is None:
+        if self.plan is None or self.plan.fence != plan.fence:
             return
-        fence = Fence(plan.fence.epoch, plan.fence.formation, self.record.incarnation, ordinal)
-        self._session.report(
-            WaveReport(
-                fence=fence,
-                done=done is not None,
-                void_bitmap=done.void_bitmap if done else 0,
-                running_hash=done.running_hash if done else b"",
-                times=self.world.no_times,
-                results=done.results if done else (),
-                faults=done.faults if done else (),
-                capacity=done.capacity if done else None,
-                error=None if done else error,
-            )
+        fence = replace(plan.fence, ordinal=ordinal)
+        report = WaveReport(
+            fence=fence,
+            done=done is not None,
+            void_bitmap=done.void_bitmap if done else 0,
+            running_hash=done.running_hash if done else b"",
+            times=self.world.no_times,
+            results=done.results if done else (),
+            faults=done.faults if done else (),
+            capacity=done.capacity if done else None,
+            error=None if done else error,
         )
+        self.reports.add(report)
+        if self._session is not None:
+            self._session.report(report)
 
     def heartbeat(self, fence: Fence, count: int) -> Heartbeat:
         return Heartbeat(
@@ -242,5 +255,10 @@ class SimStage:
             draining=self.draining,
         )
 
-    def _load(self, pool_blocks: int, block_tokens: int) -> SimEngine:
-        return SimEngine(self.place, pool_blocks, block_tokens, self.owns)
+    def _load(self, shape: EngineShape) -> SimEngine:
+        return SimEngine(self.place, shape, self.owns)
+
+
+def _shape_of(record: MemberRecord) -> EngineShape:
+    pools = (record.pool_blocks, record.block_tokens, record.host_pool_blocks, record.state_slots)
+    return EngineShape(record.groups, *pools)

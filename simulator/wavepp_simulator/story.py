@@ -33,7 +33,7 @@ from wavepp_proto.terms import (
 )
 
 Told = ev.Event | ev.Action | PrefillEvent | str
-USUAL = frozenset({"client", "formation", "fault", "round", "votes", "wave", "void", "stage"})
+USUAL = frozenset({"client", "formation", "fault", "round", "votes", "wave", "void", "stage", "network"})
 """What a scenario shows unless it asks for more or less."""
 KINDS = USUAL | {"admission", "announce", "digest", "report", "beat", "member", "progress", "tick"}
 _NO_FENCE = Fence(NO_EPOCH, NO_FORMATION, Incarnation(0))

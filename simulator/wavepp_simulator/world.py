@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
+from typing import TypeVar
 
 from wavepp_controller.core.config import ControllerConfig
 from wavepp_proto import limits
 from wavepp_proto.errors import InternalError
 from wavepp_proto.terms import (
     Admitted,
+    CacheGroup,
     DaemonKey,
     Epoch,
     Incarnation,
@@ -33,10 +35,12 @@ from wavepp_simulator.engine import VOCABULARY
 from wavepp_simulator.executor import Costs
 from wavepp_simulator.ledger import Ledger, Violation, check_admitted, check_drained, check_sums
 from wavepp_simulator.network import Network
+from wavepp_simulator.omniscient import Omniscient
 from wavepp_simulator.registry import Registry
 from wavepp_simulator.stage import SimStage
 from wavepp_simulator.story import Story
 
+T = TypeVar("T")
 PIPELINE = PipelineId("p")
 
 
@@ -45,7 +49,13 @@ class Shape:
     """What a cluster is made of."""
 
     pools: tuple[int, ...] = (64, 64, 64)
-    """Blocks of each stage."""
+    """Device blocks of each stage."""
+    host_pools: tuple[int, ...] = ()
+    """Host blocks of each stage; none where the tuple ends."""
+    groups: tuple[str, ...] = ()
+    """Layers of each stage, a letter for each: `a` attends, `r` is recurrent. One that attends where the tuple ends."""
+    state_slots: int = 0
+    """Slots of every stage that has a recurrent layer."""
     block_tokens: int = 16
     window: int = 4096
     latency_s: float = 0.0002
@@ -55,21 +65,32 @@ class Shape:
     config: ControllerConfig = field(default_factory=lambda: ControllerConfig(wave_tokens=64, link=LinkKind.GRPC))
     check_every: int = 1
     """Events between two checks of the cores."""
+    seed: int = 0
+    """Of the network's chances: jitter and struck messages."""
 
 
 class World:
     no_times = StageTimes()
 
-    def __init__(self, shape: Shape, seed: int = 0) -> None:
+    def __init__(self, shape: Shape) -> None:
         self.shape = shape
         self.agenda = Agenda()
-        self.network = Network(self.agenda, shape.latency_s, shape.jitter, Random(seed))
-        self.registry = Registry(self.network)
         self.story = Story()
+        self.network = Network(
+            self.agenda,
+            shape.latency_s,
+            shape.jitter,
+            Random(shape.seed),
+            lambda what: self.note("network", what, "network"),
+        )
+        self.registry = Registry(self.network)
         self.ledger = Ledger()
+        self.omniscient = Omniscient(self)
         self.clients = Clients(self)
         self.faulted_at: float | None = None
-        """When the last fault was made."""
+        """When the last fault was made; None as long as the history is calm."""
+        self.broken_rows: set[str] = set()
+        """Requests that an engine was told to find wrong."""
         self.events = 0
         self._touched: dict[SimStage | SimController, None] = {}
         self._incarnations = 0
@@ -87,7 +108,12 @@ class World:
 
     def step(self) -> None:
         """One event and the checks after it; raises Violation."""
-        self.agenda.step()
+        try:
+            self.agenda.step()
+        except Violation:
+            raise
+        except Exception as error:  # a core raised what its shell cannot answer: a finding like any other
+            raise Violation("crash", f"{type(error).__name__}: {error}") from error
         self.events += 1
         if self.events % self.shape.check_every == 0:
             for node in self._touched:
@@ -105,7 +131,10 @@ class World:
             self.step()
 
     def advance(self, seconds: float) -> None:
-        end = self.agenda.now + seconds
+        self.advance_to(self.agenda.now + seconds)
+
+    def advance_to(self, end: float) -> None:
+        """Do everything that is due until then."""
         while (at := self.agenda.next_at) is not None and at <= end:
             self.step()
         self.agenda.now = end
@@ -113,8 +142,9 @@ class World:
     @property
     def idle(self) -> bool:
         """Every request ended, nothing is under way and no wave runs."""
-        executors = (stage.executor for stage in self.stages if stage.process.alive and not stage.process.paused)
-        return self.agenda.foreground == 0 and not self.clients.waiting and all(e.idle for e in executors)
+        quiet = self.agenda.foreground == 0 and not self.network.partitioned and not self.clients.waiting
+        working = (stage for stage in self.stages if stage.process.alive and not stage.process.paused)
+        return quiet and all(stage.executor.idle and stage.copier.idle for stage in working)
 
     # --- what nodes tell the world ----------------------------------------------------------------
 
@@ -127,26 +157,44 @@ class World:
 
     # --- nodes ------------------------------------------------------------------------------------
 
-    def new_stage(self, place: int) -> SimStage:
-        """The next incarnation of a place; the caller registers it."""
+    def next_incarnation(self) -> Incarnation:
         self._incarnations += 1
+        return Incarnation(self._incarnations)
+
+    def new_stage(self, place: int) -> SimStage:
+        """A new process at a place; the caller registers it."""
         shape, stages = self.shape, len(self.shape.pools)
+        bands = [_at(shape.groups, stage, "a") or "a" for stage in range(stages)]
+        layers = "".join(bands)
+        model = ModelFacts(
+            "emulated",
+            "simulated",
+            layers=len(layers),
+            vocabulary=VOCABULARY,
+            window=shape.window,
+            recurrent_layers=tuple(layer for layer, kind in enumerate(layers) if kind == "r"),
+        )
+        first = len("".join(bands[:place]))
+        last = first + len(bands[place])
+        groups = model.groups_of(first, last)
         record = MemberRecord(
             cluster="simulated",
             key=DaemonKey(PIPELINE, StageIndex(place)),
-            incarnation=Incarnation(self._incarnations),
+            incarnation=self.next_incarnation(),
             stages=stages,
             ranks=1,
             address=f"s{place}:1",
             link_address="",
             engine="emulated",
-            model=ModelFacts("emulated", "simulated", layers=stages, vocabulary=VOCABULARY, window=shape.window),
-            first_layer=place,
-            last_layer=place + 1,
+            model=model,
+            first_layer=first,
+            last_layer=last,
             block_tokens=shape.block_tokens,
             pool_blocks=shape.pools[place],
-            host_pool_blocks=0,
+            host_pool_blocks=_at(shape.host_pools, place, 0),
             protocol=limits.PROTOCOL_VERSION,
+            groups=groups,
+            state_slots=shape.state_slots if CacheGroup.RECURRENT in groups else 0,
         )
         return SimStage(self, record, shape.costs)
 
@@ -190,3 +238,8 @@ class World:
             stage = self.stages[key.stage]
             if stage.process.alive and stage.plan is not None and stage.plan.fence == link.plan.fence:
                 check_admitted(stage.place, stage.machine, event, prompt_tokens, self.shape.block_tokens)
+
+
+def _at(values: tuple[T, ...], place: int, default: T) -> T:
+    """The value for a stage; the tuple may end before it."""
+    return values[place] if place < len(values) else default

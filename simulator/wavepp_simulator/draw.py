@@ -1,0 +1,146 @@
+"""One seed is one plan: a random cluster, a random load and random faults.
+
+Owns the model of what may happen and how often. A third of the seeds is calm: no fault at all, and there a
+lost formation is a violation as well. Plays nothing (`explore` does); equal seeds draw equal plans.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from wavepp_simulator.plan import Act, Plan, plan_of
+
+SPAN_US = 600_000
+"""Requests come and things break within this much virtual time."""
+MOMENTS_US = (100_000, 200_000, 400_000)
+"""Half of everything happens at once, at one of these."""
+
+
+def draw(seed: int, requests: int) -> Plan:
+    rng = Random(f"wavepp-{seed}")
+    calm = rng.random() < 1 / 3
+    options = _cluster(rng, calm)
+    options["seed"] = str(seed)
+    acts: list[Act] = []
+    shared = rng.random() < 0.3
+    for number in range(requests):
+        acts += _request(rng, options, number, burst=shared)
+    if not calm:
+        for _ in range(rng.randint(1, 4)):
+            acts += _fault(rng, options, requests)
+    return plan_of(options, acts)
+
+
+def _cluster(rng: Random, calm: bool) -> dict[str, str]:
+    block = rng.choice((2, 4, 16))
+    stages = rng.randint(1, 4)
+    pools = [rng.randint(6, 40) for _ in range(stages)]
+    options = {
+        "pools": ",".join(map(str, pools)),
+        "block": str(block),
+        "wave": str(block * rng.choice((1, 2, 4, 16))),
+        "lanes": str(rng.choice((1, 2, 4, 16))),
+        "latency_us": str(rng.choice((100, 500, 3000))),
+        "jitter": str(rng.choice((0, 1, 20))),
+        "wave_ms": str(rng.choice((0, 1, 10))),
+        "token_us": str(rng.choice((0, 10, 1000))),
+        "floor_blocks": str(rng.choice((0, 0, 2))),
+        "attempts": str(rng.choice((1, 1, 2, 3))),
+        "round_deadline_ms": str(rng.choice((200, 1000))),
+        "join_deadline_ms": "5000",
+        # without the timer a lost wake-up shows; after a lost round it is the only one
+        "capacity_retry_ms": str(rng.choice((100, 1_000_000)) if calm else 100),
+        "max_queued_requests": str(rng.choice((4, 1024, 1024, 1024))),
+    }
+    return options | _tiers(rng, stages)
+
+
+def _tiers(rng: Random, stages: int) -> dict[str, str]:
+    """Host tiers and recurrent layers, each in about half of the clusters."""
+    options: dict[str, str] = {}
+    if rng.random() < 0.5:
+        options["host"] = ",".join(str(rng.choice((0, 1, 4, 20))) for _ in range(stages))
+        options["copy_us"] = str(rng.choice((0, 50, 2000)))
+    if rng.random() < 0.5:
+        options["groups"] = ",".join(rng.choice(("a", "r", "ar")) for _ in range(stages))
+        options["states"] = str(rng.choice((2, 3, 6, 20)))
+    return options
+
+
+def _request(rng: Random, options: dict[str, str], number: int, *, burst: bool) -> list[Act]:
+    """One request at a random moment, sharing prefixes with others; maybe cancelled, maybe late."""
+    block = int(options["block"])
+    limit = min(map(int, options["pools"].split(","))) * block
+    length = rng.randint(1, limit + 1 if rng.random() < 0.05 else max(1, int(limit * rng.choice((0.2, 0.5, 1.0)))))
+    shared = min(length, rng.randint(0, 8) * block + rng.choice((0, 0, 1)))
+    parts = [f"{rng.choice('ab' if burst else 'abc')}*{shared}"] if shared else []
+    parts += [f"{rng.choice('abcdef')}*{length - shared}"] if length > shared else []
+    # a retry after an outcome, or a duplicate of a living request
+    name = f"r{rng.randrange(number) if number and rng.random() < 0.1 else number}"
+    line = f"submit {name} len={length} text={'+'.join(parts)}"
+    deadline_ms = rng.choice((None, None, 20_000, rng.randint(1, 500)))
+    if deadline_ms is not None:
+        line += f" deadline_ms={deadline_ms}"
+    if rng.random() < 0.2:
+        line += f" priority={rng.randint(-2, 2)}"
+    at = _moment(rng)
+    acts = [Act(at, line)]
+    if rng.random() < 0.25:
+        acts.append(Act(at + int(rng.choice((100, 2_000, 50_000, 500_000)) * rng.random()), f"cancel {name}"))
+    return acts
+
+
+def _moment(rng: Random) -> int:
+    return int(rng.random() * SPAN_US) if rng.random() < 0.6 else rng.choice(MOMENTS_US)
+
+
+def _fault(rng: Random, options: dict[str, str], requests: int) -> list[Act]:
+    stages = len(options["pools"].split(","))
+    place = rng.randrange(stages)
+    at = int(rng.random() * SPAN_US) if rng.random() < 0.5 else rng.choice(MOMENTS_US) + int(rng.random() * 30_000)
+    until = at + int(rng.choice((1_000, 100_000, 1_000_000, 2_000_000, 2_000_000, 15_000_000)) * rng.random())
+    kind = rng.choice(tuple(_FAULTS))
+    if kind == "row":
+        names = sorted({f"r{rng.randrange(requests)}" for _ in range(rng.randint(1, 4))}) if requests else []
+        return [Act(0, f"break {name} stage {place}") for name in names]
+    first, then = _FAULTS[kind]
+    wire = rng.choice(_WIRES).format(place=place, following=min(place + 1, stages - 1))
+    words = {
+        "place": place,
+        "wire": wire,
+        "message_wire": rng.choice(_MESSAGE_WIRES).format(place=place),
+        "silent_wire": rng.choice(_SILENT_WIRES).format(place=place),
+        "strike": rng.choice(("drop", "drop", "duplicate", "reorder")),
+        "count": rng.randint(1, 3),
+        "chance": rng.choice((0.02, 0.2)),
+        "ms": rng.choice((10, 300, 2000)),
+    }
+    acts = [Act(at, first.format(**words))]
+    if then:
+        acts.append(Act(until, then.format(**words)))
+    return acts
+
+
+_FAULTS: dict[str, tuple[str, str]] = {
+    "crash": ("crash stage {place}", "restart stage {place}"),
+    "restart": ("restart stage {place}", ""),
+    "pause": ("pause stage {place}", "resume stage {place}"),
+    "cut": ("cut stage {place}", ""),
+    "slow": ("slow {wire} {ms}ms", "slow {wire} 0ms"),
+    "row": ("", ""),
+    "drain": ("drain stage {place}", "restart stage {place}"),
+    "controller": ("crash controller", "restart controller"),
+    "replaced": ("restart controller", ""),
+    "stop controller": ("pause controller", "resume controller"),
+    "strikes": ("{strike} {message_wire} {count}", ""),
+    "lossy": ("{strike} {message_wire} chance={chance}", "{strike} {message_wire} 0"),
+    "partition": ("partition {silent_wire}", "heal {silent_wire}"),
+    "etcd": ("etcd stops", "etcd answers"),
+}
+"""How it begins and how it ends; nothing where it needs no end, `settle` mends what is left."""
+_MESSAGE_WIRES = (
+    "c>s{place}", "s{place}>c", "c>s{place}/announce", "c>s{place}/rounds", "c>s{place}/waves", "c>s{place}/control",
+    "s{place}>c/announce", "s{place}>c/rounds", "s{place}>c/waves", "s{place}>c/digest",
+)  # fmt: skip
+_WIRES = ("c>s{place}", "s{place}>c", "s{place}>c/digest", "s{place}>c/rounds", "s{place}>s{following}", "etcd")
+_SILENT_WIRES = ("c>s{place}", "s{place}>c", "s{place}>etcd")

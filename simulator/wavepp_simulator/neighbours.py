@@ -1,0 +1,85 @@
+"""One stage's links to the stage before it and the stage behind it, for one formation at a time.
+
+Follows the activation links of `wavepp_stage.runtime`: payloads in order, nothing lost while the link lives;
+a link that breaks is a fault of its formation. Called by `stage` and `executor`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wavepp_proto.terms import Fence, JoinPlan
+from wavepp_simulator.engine import Payload
+from wavepp_simulator.network import Wire
+from wavepp_stage.engine.base import WaveHeader
+
+if TYPE_CHECKING:
+    from wavepp_simulator.stage import SimStage
+
+
+class Neighbours:
+    def __init__(self, stage: SimStage) -> None:
+        self._stage = stage
+        self._link: tuple[Fence, Wire, SimStage] | None = None
+        """To the next stage, in the formation of this fence."""
+
+    @property
+    def following(self) -> SimStage | None:
+        """The process at the next place; None on the last stage."""
+        stage, stages = self._stage, self._stage.world.stages
+        return stages[stage.place + 1] if stage.place + 1 < stage.record.stages else None
+
+    def dial(self, plan: JoinPlan) -> float:
+        """Open the link to the next stage; seconds until it stands."""
+        following, stage = self.following, self._stage
+        assert following is not None, "the last stage dials nobody"
+        wire = Wire(stage.world.network, f"s{stage.place}>s{following.place}", following.process)
+        self._link = (plan.fence, wire, following)
+        following.process.on_death(lambda: self.broke(plan.fence, "the next stage is gone"))
+        stage.process.on_death(lambda: wire.send(lambda: following.neighbours.upstream_closed(plan.fence)))
+        return 2 * stage.world.network.delay(wire.name)
+
+    def send_on(self, header: WaveHeader, payload: Payload) -> None:
+        if self._link is not None:
+            fence, wire, following = self._link
+            wire.send(lambda: following.neighbours.activation(self, fence, header, payload))
+
+    def activation(self, sender: Neighbours, fence: Fence, header: WaveHeader, payload: Payload) -> None:
+        stage = self._stage
+        ours = stage.machine.standing
+        if stage.executor.serving is None or (ours.epoch, ours.formation) != (fence.epoch, fence.formation):
+            back = stage.world.network.delay(f"s{stage.place}>s{sender._stage.place}")
+            why = "activations of no present formation"
+            sender._stage.process.after(back, lambda: sender.broke(fence, why))
+            return
+        stage.executor.arrive(header, payload)
+
+    def upstream_closed(self, fence: Fence) -> None:
+        serving = self._stage.executor.serving
+        if serving is not None and serving.plan.fence.epoch == fence.epoch:
+            self._stage.executor.lose_link(fence.formation, f"stage {self._stage.place - 1} closed the link")
+
+    def broke(self, fence: Fence, reason: str) -> None:
+        """The wire to the next stage."""
+        if self._link is not None and self._link[0] == fence:
+            delay = self._stage.world.network.delay("link")
+            self._stage.process.after(delay, lambda: self._lose(fence, reason))
+
+    def cut(self) -> None:
+        """A fault of the network: what is under way to the next stage is lost, both ends hear of it."""
+        if self._link is None:
+            return
+        fence, wire, following = self._link
+        wire.cut()
+        self.broke(fence, "the link broke")
+        following.process.run(lambda: following.neighbours.upstream_closed(fence))
+
+    def close(self) -> None:
+        if self._link is not None:
+            (fence, wire, following), self._link = self._link, None
+            wire.send(lambda: following.neighbours.upstream_closed(fence))
+
+    def _lose(self, fence: Fence, reason: str) -> None:
+        serving = self._stage.executor.serving
+        if serving is not None and serving.plan.fence == fence:
+            self._stage.executor.lose_link(fence.formation, reason)

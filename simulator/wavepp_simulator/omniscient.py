@@ -1,0 +1,125 @@
+"""What a perfect, omniscient cache would allow: the reference for hints and admitted endpoints.
+
+Reads the true contents of every stage core by dumb walks over whole sets, never the index, the digests or a
+core's own search. Owns the comparison and its counts:
+
+    never      an admitted endpoint beyond the truth of that moment
+    settled    (every digest was heard, nothing was evicted since) an endpoint, or a hint, short of the truth
+
+Called by `controller` when it prepares and when it admits. Decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wavepp_proto.hashing import HASH_BYTES
+from wavepp_proto.terms import Admitted, CacheGroup, HoldKey
+from wavepp_simulator.ledger import Violation
+from wavepp_stage.core.block_cache import BlockCache
+
+if TYPE_CHECKING:
+    from wavepp_simulator.controller import SimController
+    from wavepp_simulator.stage import SimStage
+    from wavepp_simulator.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What one stage could reuse right now, by full hash of the prefix."""
+
+    groups: tuple[CacheGroup, ...]
+    blocks: frozenset[bytes]
+    snapshots: frozenset[bytes]
+    dropped: int
+    """Blocks and snapshots that this stage has given up so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The truth when a request was prepared, all digests heard."""
+
+    endpoint: int
+    dropped: int
+
+
+class Omniscient:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._asked: dict[HoldKey, _Asked] = {}
+        self.counts = Counter[str]()
+
+    def prepares(self, controller: SimController, key: HoldKey, hint: int) -> None:
+        """The controller asks for `hint` tokens."""
+        self._asked.pop(key, None)
+        stages = self._stages(controller)
+        if not controller.settled:
+            return
+        contents = [contents_of(stage) for stage in stages]
+        truth = self._truth(controller, key, contents)
+        self._asked[key] = _Asked(truth, sum(found.dropped for found in contents))
+
+    def hints(self, controller: SimController, key: HoldKey, hint: int) -> None:
+        """Digests say `hint`: in a settled moment that is the truth."""
+        if controller.settled:
+            self.counts["hints"] += 1
+            truth = self._truth(controller, key, [contents_of(stage) for stage in self._stages(controller)])
+            if hint != truth:
+                raise Violation("hint", f"{key.request_id} is hinted {hint} when all digests say {truth}")
+
+    def admits(self, controller: SimController, event: Admitted) -> None:
+        key = HoldKey(event.request_id, event.attempt)
+        asked = self._asked.pop(key, None)
+        contents = [contents_of(stage) for stage in self._stages(controller)]
+        truth = self._truth(controller, key, contents)
+        if event.endpoint > truth:
+            raise Violation("endpoint", f"{key} is admitted at {event.endpoint}, the caches have {truth}")
+        if asked is not None and asked.dropped == sum(found.dropped for found in contents):
+            self.counts["held_to_truth"] += 1
+            if event.endpoint < asked.endpoint:
+                what = f"{event.endpoint}, though all digests said {asked.endpoint} and nothing was evicted since"
+                raise Violation("endpoint", f"{key} is admitted at {what}")
+        self.counts["admissions"] += 1
+        self.counts["equal"] += event.endpoint == truth
+        self.counts["tokens_lost"] += truth - event.endpoint
+        self.counts["tokens_possible"] += truth
+
+    def _stages(self, controller: SimController) -> list[SimStage]:
+        """Those that are in the controller's formation."""
+        found = []
+        for key, link in controller.links.items():
+            stage = self._world.stages[key.stage]
+            if stage.record.incarnation == link.plan.fence.incarnation:
+                found.append(stage)
+        return found
+
+    def _truth(self, controller: SimController, key: HoldKey, stages: list[Contents]) -> int:
+        """The longest endpoint that all stages could reuse, in tokens."""
+        request = controller.asked(key.request_id).request
+        packed = controller.hashes[key.request_id]
+        chain = [packed[at : at + HASH_BYTES] for at in range(0, len(packed), HASH_BYTES)]
+        size = self._world.shape.block_tokens
+        for depth in range((request.prompt_tokens - 1) // size, 0, -1):
+            if all(_usable(found, chain[:depth]) for found in stages):
+                return depth * size
+        return 0
+
+
+def _usable(found: Contents, prefix: list[bytes]) -> bool:
+    if CacheGroup.ATTENTION in found.groups and not all(block in found.blocks for block in prefix):
+        return False
+    return CacheGroup.RECURRENT not in found.groups or prefix[-1] in found.snapshots
+
+
+def contents_of(stage: SimStage) -> Contents:
+    """Read from the block tree of our own cache manager, the one that every simulated stage has."""
+    cache = stage.machine._cache
+    assert isinstance(cache, BlockCache), "a stage in a formation has a cache"
+    store = cache._store
+    alive = store.tree._alive.nonzero()[0].tolist()
+    hash_of = {node: store.tree._full[node].tobytes() for node in alive}
+    snapshots = frozenset(hash_of[node] for node in alive if store.states._slot[node] >= 0)
+    dropped = store.dropped + store.states.evicted
+    return Contents(stage.record.groups, frozenset(hash_of.values()), snapshots, dropped)
