@@ -69,6 +69,14 @@ def test_one_more_is_promised_than_is_known_when_there_is_room_for_a_spare() -> 
     assert policy(slots=None).promised(0, 200) == 0
 
 
+@pytest.mark.parametrize(("slots", "from_start", "from_snapshot"), [(2, 1, 0), (3, 1, 1), (8, 2, 2), (12, 3, 3)])
+def test_promise_leaves_slots_for_the_working_state_and_the_snapshot_begun_with(
+    slots: int, from_start: int, from_snapshot: int
+) -> None:
+    made = policy(every=16, slots=slots)
+    assert (made.promised(0, 500), made.promised(160, 500)) == (from_start, from_snapshot)
+
+
 @given(
     st.integers(1, 2000),
     st.data(),
@@ -87,4 +95,5 @@ def test_places_are_whole_blocks_of_the_suffix_within_the_promise(
     assert all(start < place <= prompt and place % B == 0 for place in places)
     assert len(places) <= promised <= max(1, slots // 4)
     end = prompt // B * B
-    assert (end in places) == (end > start)
+    assert (end in places) == (end > start and promised > 0)
+    assert promised + 1 + (start > 0) <= slots

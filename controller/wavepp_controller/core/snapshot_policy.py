@@ -22,19 +22,25 @@ class SnapshotPolicy:
     """Distance of periodic snapshots, a multiple of B; 0 = none."""
     most: int
     """Most snapshots of one request; 0 where no stage has recurrent layers."""
+    slots: int
+    """Fewest slots of any recurrent daemon; 0 likewise."""
 
     @classmethod
     def of(cls, block_tokens: int, snapshot_tokens: int, fewest_slots: int | None) -> SnapshotPolicy:
         """`fewest_slots` of any recurrent daemon; None if there is no such daemon."""
         every = max(block_tokens, snapshot_tokens // block_tokens * block_tokens) if snapshot_tokens else 0
         most = 0 if fewest_slots is None else max(1, fewest_slots // PART_OF_SLOTS)
-        return cls(block_tokens, every, most)
+        return cls(block_tokens, every, most, fewest_slots or 0)
 
     def promised(self, endpoint: int, prompt_tokens: int) -> int:
-        """Snapshots to escrow for a suffix: those known now, and a spare for what turns up on the way."""
+        """Snapshots to escrow for a suffix: those known now, and a spare for what turns up on the way.
+
+        Never so many that the request could not be held by an empty stage: its working state and the snapshot
+        that it begins with take their slots first."""
         if not self.most:
             return 0
-        return min(self.most, len(self.positions(endpoint, prompt_tokens, (), self.most)) + 1)
+        most = min(self.most, self.slots - 1 - (endpoint > 0))
+        return min(most, len(self.positions(endpoint, prompt_tokens, (), most)) + 1)
 
     def positions(self, start: int, prompt_tokens: int, wanted: Iterable[int], room: int) -> tuple[int, ...]:
         """At most `room` positions in (start, prompt_tokens], ascending multiples of B.
