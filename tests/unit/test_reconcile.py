@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from wavepp_controller.core.attempt import Held
 from wavepp_controller.core.reconcile import Agreed, GiveUp, Lower, decide, held_after
-from wavepp_controller.core.request import Held
 from wavepp_controller.core.request_table import RequestInput
 from wavepp_proto.terms import Attempt, DaemonKey, HoldKey, PipelineId, RequestId, StageIndex, Vote, VoteOutcome
 

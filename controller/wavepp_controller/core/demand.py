@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from wavepp_controller.core.attempt import Shortage
 from wavepp_controller.core.config import ControllerConfig
 from wavepp_controller.core.digests import groups_of
 from wavepp_controller.core.formation import PipelineFormation
 from wavepp_controller.core.ready import room, slots
-from wavepp_controller.core.request import Request, Shortage
+from wavepp_controller.core.request import Request
 from wavepp_controller.core.rounds import Answer, Entries
 from wavepp_controller.core.snapshot_policy import SnapshotPolicy
 from wavepp_proto.terms import CacheGroup, DaemonKey, Prepare, Revise, Vote

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from wavepp_controller.core.request import Held
+from wavepp_controller.core.attempt import Held
 from wavepp_controller.core.request_table import RequestInput
 from wavepp_proto.terms import DaemonKey, StageIndex, Vote, VoteOutcome
 

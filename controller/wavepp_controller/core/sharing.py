@@ -12,11 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from wavepp_controller.core import traced
+from wavepp_controller.core.attempt import Behind
 from wavepp_controller.core.config import ControllerConfig
 from wavepp_controller.core.fresh import common_blocks
 from wavepp_controller.core.index import ReuseIndex
 from wavepp_controller.core.order import goes_before
-from wavepp_controller.core.request import Behind, Request
+from wavepp_controller.core.request import Request
 from wavepp_controller.core.request_table import RequestInput, RequestState
 from wavepp_controller.core.snapshot_policy import SnapshotPolicy
 from wavepp_proto.terms import HoldKey
