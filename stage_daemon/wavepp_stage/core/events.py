@@ -91,8 +91,8 @@ class ReleaseArrived:
 class ControllerHeard:
     """A heartbeat of the present formation's controller, or the opening of its wave stream.
 
-    From the first on the core fences itself: a round, a wave or a prepare that comes more than the plan's
-    `silence_ms` after the last one heard ends the formation and answers SelfFenced instead."""
+    From the first on the core fences itself: whatever the controller wants (gate.OF_THE_CONTROLLER) and comes
+    more than the plan's `silence_ms` after the last one heard ends the formation and answers SelfFenced instead."""
 
     fence: Fence
     now: float

@@ -1,7 +1,7 @@
 """The one check for staleness on a stage, before any handler.
 
-Owns which part of the fence each event is held to; the comparison itself is wavepp_proto.fence. How
-old the controller's last word may be is silence.py's.
+Owns which part of the fence each event is held to, and which events are worth nothing once the controller
+has been silent for too long; the comparison itself is wavepp_proto.fence, the age silence.py's.
 """
 
 from __future__ import annotations
@@ -10,6 +10,16 @@ from wavepp_proto.errors import StaleMessage
 from wavepp_proto.fence import Standing, check_epoch, check_fence
 from wavepp_proto.terms import Incarnation
 from wavepp_stage.core import events as ev
+
+OF_THE_CONTROLLER = (
+    ev.ControllerHeard,
+    ev.Announced,
+    ev.RoundArrived,
+    ev.WaveArrived,
+    ev.ReleaseArrived,
+    ev.PrepareWave,
+)
+"""What is done only because the present formation's controller wants it."""
 
 
 def check_event(event: ev.Event, standing: Standing) -> None:

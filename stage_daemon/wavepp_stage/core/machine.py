@@ -36,7 +36,7 @@ from wavepp_stage.core.cache_manager import CacheManager
 from wavepp_stage.core.cache_shape import CacheShape
 from wavepp_stage.core.census import Census
 from wavepp_stage.core.digest_feed import DigestFeed
-from wavepp_stage.core.gate import check_event
+from wavepp_stage.core.gate import OF_THE_CONTROLLER, check_event
 from wavepp_stage.core.holds import IllegalTransition, Phase
 from wavepp_stage.core.join_plan import check_plan, needs_rebuild
 from wavepp_stage.core.lot_numbers import LotNumbers
@@ -44,16 +44,6 @@ from wavepp_stage.core.served_formation import ServedFormation
 from wavepp_stage.core.stage_inventory import NO_CAPACITY, list_inventory
 
 MakeCache = Callable[[JoinPlan, DigestFeed], CacheManager]
-
-_OF_THE_CONTROLLER = (
-    ev.ControllerHeard,
-    ev.Announced,
-    ev.RoundArrived,
-    ev.WaveArrived,
-    ev.ReleaseArrived,
-    ev.PrepareWave,
-)
-"""What is done because the formation's controller wants it: not once it has been silent for too long."""
 
 
 def block_cache(plan: JoinPlan, feed: DigestFeed) -> CacheManager:
@@ -120,7 +110,7 @@ class StageMachine:
         return actions
 
     def _act(self, event: ev.Event) -> list[ev.Action]:
-        if isinstance(event, _OF_THE_CONTROLLER) and self._lapsed(event.now):
+        if isinstance(event, OF_THE_CONTROLLER) and self._lapsed(event.now):
             return self._fence_self(event.now)
         return self._dispatch(event)
 

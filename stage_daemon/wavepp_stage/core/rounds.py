@@ -33,8 +33,8 @@ from wavepp_stage.core.cache_manager import CacheManager, Escrow, Shortfall
 from wavepp_stage.core.holds import Phase
 
 REMEMBERED_ROUNDS = 64
-"""One prepare round is in flight at a time, behind it rounds that only release; a broken stream
-re-sends from the last one it saw answered."""
+"""Twice what a controller leaves unanswered: a prepare round and, behind it, rounds that only release. A stream
+that was opened again starts with the first of them."""
 _TREE = frozenset({CacheGroup.ATTENTION})
 """Every stage numbers blocks, one without attention layers too."""
 _UNMATERIALISED = (Phase.ESCROWED.value, Phase.COMMITTED.value)
