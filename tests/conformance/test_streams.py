@@ -7,6 +7,7 @@ is done twice. Beyond it both sides end the formation by themselves, and the dae
 from __future__ import annotations
 
 import asyncio
+import random
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from tests.conformance.test_serving import B, oracle, prompt
 from tests.harness.cluster import Cluster
 from tests.harness.eventually import eventually
 from wavepp import PrefillResult, errors
-from wavepp_proto.terms import Attempt, HoldKey, RequestId
+from wavepp_controller.core.events import DigestArrived, Event
+from wavepp_proto.terms import Attempt, HoldKey, PipelineId, RequestId
 from wavepp_stage.core.block_hashes import BlockHashes
 
 SLOW = "emulated:layers=8,vocabulary=1000,window=65536,token_us=100"
@@ -131,3 +133,59 @@ async def test_hold_is_released_and_counted_when_nobody_owns_it() -> None:
         assert counters(cluster, "orphan_holds") == 1
         assert cluster.formation == 1
         await answered(cluster, tokens)
+
+
+async def test_all_stages_execute_the_same_rows_when_half_of_a_burst_is_cancelled_over_a_slow_connection() -> None:
+    """Field bug 1: stages that hear of a cancel at different times must not decide by themselves what to run."""
+    rng = random.Random(1)
+    async with Cluster(stages=4, model=SLOW, proxied=True) as cluster:
+        cluster.proxy.delay(0.02)
+
+        async def one(index: int) -> None:
+            tokens = prompt(rng.randrange(1, 200), index)
+            task = asyncio.create_task(cluster.client.prefill(tokens))
+            if index % 2:
+                await asyncio.wait({task}, timeout=rng.uniform(0.0, 0.1))
+                task.cancel()
+            outcome = (await asyncio.gather(task, return_exceptions=True))[0]
+            if isinstance(outcome, PrefillResult):
+                assert outcome.first_token == oracle(tokens)
+            else:
+                assert index % 2
+                assert isinstance(outcome, asyncio.CancelledError)
+
+        await asyncio.gather(*(one(index) for index in range(64)))
+        cluster.proxy.heal()
+        await cluster.check()  # one running hash over all stages, and nothing held
+        assert cluster.formation == 1
+
+
+async def test_answers_stay_right_and_reuse_returns_when_one_digest_is_frozen() -> None:
+    """Field bug 49: a hint is only a hint. Its age is shown, the lease decides, one snapshot repairs it."""
+    async with Cluster(stages=2) as cluster:
+        shell, frozen = cluster.controller.shell, True
+        post = shell.post
+
+        def freezing(event: Event) -> None:
+            if not (frozen and isinstance(event, DigestArrived) and event.key.stage == 1):
+                post(event)
+
+        for link in shell.links(PipelineId("default")).values():
+            link._post = freezing
+        prompts = [prompt(5 * B + 1, seed) for seed in range(4)]
+        for tokens in prompts:
+            await answered(cluster, tokens)
+        for tokens in prompts:
+            await answered(cluster, tokens)
+        (pipeline,) = cluster.controller.machine.status().pipelines
+        fresh, old = (daemon.digest_age_ms or 0 for daemon in pipeline.daemons)
+        assert old >= fresh
+        frozen = False
+        for seed in range(2):  # something to tell: the gap is seen, and one snapshot asked for
+            await answered(cluster, prompt(5 * B + 1, 100 + seed))
+        await eventually(lambda: counters(cluster, "digest_resyncs") >= 1)
+        await eventually(
+            lambda: all(d.digest_in_sync for d in cluster.controller.machine.status().pipelines[0].daemons)
+        )
+        for tokens in prompts:
+            assert (await answered(cluster, tokens)).cached_tokens == 5 * B

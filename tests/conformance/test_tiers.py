@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 
 import pytest
 
 from tests.conformance.test_serving import B, oracle, prompt
 from tests.harness.cluster import Cluster
+from tests.harness.eventually import eventually
+from wavepp import Admitted, errors
+from wavepp_proto.errors import EngineFault
 from wavepp_stage.core.census import Census
+from wavepp_stage.core.work import CopyLot
 
 HYBRID = "emulated:layers=8,attention_every=4,vocabulary=1000,window=65536,token_us=5,copy_us=200"
 DENSE = "emulated:layers=8,vocabulary=1000,window=65536,token_us=5,copy_us=200"
@@ -85,3 +90,83 @@ async def test_stage_without_attention_serves_beside_one_without_recurrence() ->
         assert (await cluster.client.prefill(tokens)).first_token == oracle(tokens)
         again = await cluster.client.prefill(tokens)
         assert (again.first_token, again.cached_tokens) == (oracle(tokens), 9 * B)
+
+
+class CopyGate:
+    """Holds the copies of one daemon back until it is opened."""
+
+    def __init__(self, cluster: Cluster, stage: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.entered, self.leave = threading.Event(), threading.Event()
+        engine = cluster.daemons[stage].equipment.engine
+        copy = engine.copy
+
+        def gated(lot: CopyLot) -> None:
+            self.entered.set()
+            assert self.leave.wait(60)
+            copy(lot)
+
+        monkeypatch.setattr(engine, "copy", gated)
+
+
+async def test_no_stage_runs_ahead_when_the_prefix_is_still_on_its_way_back_on_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its copies are agreed upon, and waited for before the wave is prepared; the wait is no idle time."""
+    first, *others = (prompt(10 * B + 1, seed) for seed in range(5))
+    async with Cluster(stages=2, model=DENSE, pool_blocks=(100, 30), host_pool_blocks=120, floor_blocks=0) as cluster:
+        for tokens in (first, *others):
+            await cluster.client.prefill(tokens)
+        gate = CopyGate(cluster, 1, monkeypatch)
+        async with cluster.client.stream(first) as stream:
+            async for event in stream:
+                if isinstance(event, Admitted):
+                    # admission does not wait for copies, and the whole prefix counts
+                    assert event.endpoint == 10 * B
+                    await eventually(gate.entered.is_set)
+                    (live,) = cluster.controller.machine.status().requests
+                    assert (live.state, live.computed_tokens) == ("running", 10 * B)
+                    gate.leave.set()
+            assert (await stream.result()).first_token == oracle(first)
+
+
+async def test_blocks_stay_in_quarantine_and_no_formation_begins_until_a_copy_under_way_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    conversations = [prompt(10 * B + 1, seed) for seed in range(3)]
+    async with Cluster(stages=1, model=DENSE, pool_blocks=(24,), host_pool_blocks=60, floor_blocks=0) as cluster:
+        for tokens in conversations[:2]:
+            await cluster.client.prefill(tokens)
+        core, gate = cluster.daemons[0].core, CopyGate(cluster, 0, monkeypatch)
+        running = asyncio.create_task(cluster.client.prefill(conversations[2]))
+        await eventually(gate.entered.is_set)
+        await cluster.reform(())
+        with pytest.raises(errors.FormationEnded):
+            await running
+        await eventually(lambda: cluster.daemons[0].control.plan is None)
+        assert core.read(lambda machine: machine.census()).quarantined > 0
+        assert cluster.formation == 0
+        gate.leave.set()
+        await cluster.serving(formation=2)
+        assert core.read(lambda machine: machine.census()).quarantined == 0
+        for tokens in conversations:
+            assert (await cluster.client.prefill(tokens)).first_token == oracle(tokens)
+
+
+async def test_request_fails_alone_when_its_prefix_cannot_be_brought_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failed copy voids the rows that need it; what it should have moved is dropped, and computed again."""
+    first, *others = (prompt(10 * B + 1, seed) for seed in range(5))
+    async with Cluster(stages=2, model=DENSE, pool_blocks=(100, 30), host_pool_blocks=120, floor_blocks=0) as cluster:
+        for tokens in (first, *others):
+            await cluster.client.prefill(tokens)
+        engine = cluster.daemons[1].equipment.engine
+        with monkeypatch.context() as broken:
+
+            def fails(lot: CopyLot) -> None:
+                raise EngineFault("the copy engine is gone", lot=lot.number)
+
+            broken.setattr(engine, "copy", fails)
+            with pytest.raises(errors.RowVoided):
+                await cluster.client.prefill(first)
+        assert cluster.daemons[1].copier.counts.failed_lots >= 1
+        assert (await cluster.client.prefill(first)).first_token == oracle(first)
+        assert cluster.formation == 1
