@@ -54,9 +54,15 @@ class Census:
 
 
 def take_census(cache: BlockCache) -> Census:
-    store, holds = cache._store, cache._holds.values()
+    store, ledger = cache._store, cache._ledger
+    holds, escrowed = ledger.holds.values(), ledger.escrowed
     tree, states = store.tree, store.states
-    free, cached, quarantined, escrowed = store.pool.free, tree.device.cached, store.pool.quarantined, cache._escrowed
+    free, cached, quarantined, escrowed = (
+        store.pool.free,
+        tree.device.cached,
+        store.pool.quarantined,
+        cache._ledger.escrowed,
+    )
     backed_free = min(free, escrowed)
     backed_offload = min(tree.free_host_blocks, escrowed - backed_free)
     return Census(
@@ -80,6 +86,6 @@ def take_census(cache: BlockCache) -> Census:
         states_cached=states.cached,
         states_held=states.size - states.free - states.cached - states.quarantined,
         states_quarantined=states.quarantined,
-        states_escrowed=cache._escrowed_states,
+        states_escrowed=ledger.escrowed_states,
         states_evicted=states.evicted,
     )

@@ -34,7 +34,8 @@ def require(condition: bool, what: str, got: object = None, want: object = None)
 
 
 def check_cache(cache: BlockCache) -> None:
-    store, holds = cache._store, list(cache._holds.values())
+    store, ledger = cache._store, cache._ledger
+    holds = list(ledger.holds.values())
     dying = [hold for group in cache._dying.values() for hold in group]
     check_tree(store.tree, [hold.chain for hold in (*holds, *dying)])
     check_states(store.states, [hold.snapshot for hold in (*holds, *dying) if hold.snapshot is not None], holds)
@@ -42,11 +43,11 @@ def check_cache(cache: BlockCache) -> None:
     _check_copies(store)
     for hold in holds:
         _check_hold(cache, hold)
-    require(cache._escrowed == sum(hold.escrow for hold in holds), "escrow is the sum over holds")
+    require(ledger.escrowed == sum(hold.escrow for hold in holds), "escrow is the sum over holds", ledger.escrowed)
     states = sum(hold.escrow_states for hold in holds)
-    require(cache._escrowed_states == states, "state escrow is the sum over holds", cache._escrowed_states, states)
-    room = store.pool.free + store.tree.device.cached - cache._escrowed
-    floored = not dying and not any(hold.ignore_floor for hold in holds) and cache._escrowed > 0
+    require(ledger.escrowed_states == states, "state escrow is the sum over holds", ledger.escrowed_states, states)
+    room = store.pool.free + store.tree.device.cached - ledger.escrowed
+    floored = not dying and not any(hold.ignore_floor for hold in holds) and ledger.escrowed > 0
     floor = cache.floor_blocks if floored else 0
     require(room >= floor, "free + evictable - escrows >= floor", room, floor)
     room = store.states.free + store.states.cached - states
@@ -88,7 +89,7 @@ def _check_hold(cache: BlockCache, hold: Hold) -> None:
     if hold.phase in _PROMISED:
         incoming = int(np.count_nonzero(cache._store._incoming[hold.chain]))
         demand = blocks_for(hold.prompt_tokens, size) - tree.on_device(hold.chain) - len(hold.taken) - incoming
-        lost = cache._is_lost(hold)  # it never runs: what it would need is promised no more
+        lost = cache._ledger.is_lost(hold)  # it never runs: what it would need is promised no more
         require(lost or hold.escrow >= demand, "escrow covers what is not taken", hold.escrow, demand)
         states = 1 + hold.snapshots if recurrent else 0
         require(hold.escrow_states == states, "states are promised", hold.escrow_states, states)
