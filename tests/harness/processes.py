@@ -241,6 +241,7 @@ class Processes:
             len(daemons) == self.local.plan.stages
             and not audit.findings
             and not any(d.holds or d.held_blocks or d.quarantined_blocks or d.capacity.escrowed_blocks for d in daemons)
+            and not any(d.held_states or d.quarantined_states or d.capacity.recurrent_escrowed for d in daemons)
             and all(d.cached_blocks + d.capacity.free_blocks == d.pool_blocks for d in daemons)
             and len({(d.last_wave, d.running_hash) for d in daemons}) == 1
         )
