@@ -1,7 +1,8 @@
 """Critical sections of one stage's core, as JSON (DESIGN.md section 15).
 
 A 100,000-block pool full of cached prompts; a 6,250-block prompt is leased, escrowed and committed,
-then revised, materialised, published and released. Each line is one call under the core's mutex.
+then revised, materialised, published and released. Then the same pool with a host tier that is full as
+well: whatever comes in moves a block to the host and drops one there. A line is one call under the mutex.
 Bar: lease + escrow + commit, each at most 200 us. Run: `python -m tests.bench.stage_core`.
 """
 
@@ -61,8 +62,9 @@ def fill(cache: BlockCache, packed: bytes) -> None:
     cache.lease(hold, tokens, BlockHashes.unpack(packed), 0)
     cache.escrow(hold)
     cache.commit(hold)
-    while cache.materialise(hold) is Materialised.MORE:
-        pass
+    while cache.materialise(hold) is not Materialised.DONE:
+        for lot in cache.take_lots():
+            cache.copied(lot.number, True)
     cache.publish(hold, tokens)
     cache.release(hold)
 
@@ -88,7 +90,7 @@ def cold_prompt(timed: Timed, cache: BlockCache, packed: bytes, hold: HoldKey) -
     timed.run("cold lease", lambda: cache.lease(hold, tokens, hashes, 0))
     cache.escrow(hold)
     cache.commit(hold)
-    while cache._holds[hold].phase is not Phase.OWNED:
+    while cache._ledger.holds[hold].phase is not Phase.OWNED:
         timed.run("cold materialise, a slice", lambda: cache.materialise(hold))
     for end in range(512, PROMPT_BLOCKS + 512, 512):
         computed = min(end, PROMPT_BLOCKS) * BLOCK_TOKENS
@@ -113,6 +115,31 @@ def cache_sections() -> dict[str, dict[str, float]]:
     return timed.report()
 
 
+def tier_sections() -> dict[str, dict[str, float]]:
+    """Cold prompts whose room is made by off-loading; then one that comes back from the host."""
+    rng = np.random.default_rng(2)
+    shape = CacheShape(POOL_BLOCKS, BLOCK_TOKENS, 0, POOL_BLOCKS // 2)
+    cache, timed = BlockCache(shape, DigestFeed(Incarnation(1))), Timed()
+    while cache.capacity().host_free_blocks:
+        fill(cache, random_hashes(rng, 1000))
+    tokens, hold = PROMPT_BLOCKS * BLOCK_TOKENS, key("tiered")
+    prompts = [random_hashes(rng, PROMPT_BLOCKS) for _ in range(20)]
+    for packed in [*prompts, *prompts]:  # the second time each prompt is on the host
+        hashes = BlockHashes.unpack(packed)
+        hit = cache.lease(hold, tokens, hashes, tokens).endpoint
+        cache.escrow(hold)
+        cache.commit(hold)
+        while cache._ledger.holds[hold].phase is not Phase.OWNED:
+            name = "materialise, a slice, off-loading" + (" and bringing back" if hit else "")
+            timed.run(name, lambda: cache.materialise(hold))
+            for lot in cache.take_lots():
+                timed.run("copies ended, one lot", lambda: cache.copied(lot.number, True))  # noqa: B023 (called at once)
+        cache.publish(hold, tokens)
+        cache.release(hold)
+    cache.check()
+    return timed.report()
+
+
 def whole_round() -> dict[str, dict[str, float]]:
     """One prepare of a 4,096-block prompt through the machine, votes included."""
     plan = join_plan(pool_blocks=POOL_BLOCKS, block_tokens=BLOCK_TOKENS)
@@ -127,5 +154,5 @@ def whole_round() -> dict[str, dict[str, float]]:
 
 
 if __name__ == "__main__":
-    sections = cache_sections() | whole_round()
+    sections = cache_sections() | tier_sections() | whole_round()
     print(json.dumps({"pool_blocks": POOL_BLOCKS, "prompt_blocks": PROMPT_BLOCKS, "bar_us": 200, **sections}, indent=2))

@@ -20,6 +20,7 @@ from wavepp_stage.core import block_cache, copies
 @pytest.fixture(autouse=True)
 def small_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block_cache, "EVICTION_SLICE", SLICE)
+    monkeypatch.setattr(block_cache, "OFFLOAD_SLICE", SLICE)
     monkeypatch.setattr(copies, "MAX_COPIES", LOT)
     monkeypatch.setattr(copies, "MAX_LOTS", LOTS)
 
