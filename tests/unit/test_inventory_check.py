@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.harness.fake_pipeline import record
 from tests.harness.flaky_pipeline import FlakyPipeline
 from wavepp_controller.core.config import ControllerConfig
 from wavepp_controller.core.events import (
@@ -14,6 +15,7 @@ from wavepp_controller.core.events import (
     AskInventory,
     EndFormation,
     InventoryArrived,
+    MemberUp,
     ReopenStreams,
     SendRound,
     SendWave,
@@ -202,6 +204,22 @@ def test_admitted_request_starts_over_when_a_daemon_lost_its_hold() -> None:
     assert isinstance(outcome, Finished)
     assert outcome.attempt == 2
     assert isinstance(pipeline.outcome("long"), Finished)
+    assert pipeline.nothing_held()
+
+
+def test_lost_hold_uses_up_no_formation_when_the_stage_is_lost_after_it() -> None:
+    pipeline = FlakyPipeline(config=ControllerConfig(wave_tokens=64, attempts=2))
+    pipeline.hold = {SendWave}
+    pipeline.submit("long", 1000)
+    pipeline.submit("a", 40, seed=1)
+    asked = asking(pipeline)
+    pipeline.daemon(0).holds.pop(HoldKey(RequestId("a"), Attempt(1)))
+    answer(pipeline, asked)
+    assert pipeline.state("a") == "admitted"
+    pipeline.hold, pipeline.held = set(), []
+    pipeline.post(MemberUp(record(1, incarnation=2), pipeline.now))
+    outcomes = [pipeline.outcome(name) for name in ("long", "a")]
+    assert [isinstance(outcome, Finished) and outcome.attempt for outcome in outcomes] == [2, 3]
     assert pipeline.nothing_held()
 
 

@@ -20,11 +20,13 @@ from wavepp_controller.core.events import (
     SendWave,
     StreamLost,
     StreamsReopened,
+    Tick,
     VotesArrived,
     WatchAgain,
 )
+from wavepp_proto.errors import FormationEnded, StaleMessage
 from wavepp_proto.hashing import HashScope, hash_blocks
-from wavepp_proto.terms import Failed, Finished
+from wavepp_proto.terms import ErrorInfo, Failed, Finished
 
 
 def after(pipeline: FlakyPipeline, kind: type[Action]) -> list[Action]:
@@ -127,6 +129,7 @@ def test_announcement_is_sent_again_to_the_one_stage_when_it_has_not_acknowledge
     pipeline.submit("a", 40)
     pipeline.submit("short", 3, seed=1)  # not one full block: no hashes to announce, and all the same
     assert pipeline.state("a") == "announced"
+    pipeline.cut(0)  # it has acknowledged
     pipeline.cut(2)
     again = [action for action in pipeline.of(AnnounceRequest) if len(action.targets) == 1]
     assert [(a.key.request_id, a.targets[0][0].stage) for a in again] == [("a", 2)]
@@ -336,11 +339,17 @@ def test_failures_are_forgotten_when_streams_have_held_for_as_long_as_silence_ta
     served_well(pipeline)
 
 
-def test_requests_fail_at_once_when_a_stream_says_that_the_daemon_is_gone() -> None:
+GONE = fault("STAGE_LOST")
+SOMEBODY_ELSE = StaleMessage("incarnation 1 does not match 2", field="incarnation", value=1, limit=2).info()
+ENDED = FormationEnded("stage 1 closed a stream", stage=1).info()
+
+
+@pytest.mark.parametrize("says", [GONE, SOMEBODY_ELSE, ENDED])
+def test_requests_fail_at_once_when_a_stream_says_that_the_daemon_is_gone(says: ErrorInfo) -> None:
     pipeline = FlakyPipeline()
     pipeline.hold = {SendWave}
     pipeline.submit("a", 1000)
-    pipeline.cut(1, resumable=False)
+    pipeline.cut(1, says, resumable=False)
     assert pipeline.of(ReopenStreams) == []
     assert pipeline.reason("a") == "STAGE_LOST"
 
@@ -402,6 +411,21 @@ def test_no_attempt_is_used_up_when_streams_only_broke() -> None:
     pipeline.release_held()
     assert finished(pipeline, "a").attempt == 1
     assert pipeline.counter("readmitted") == 0
+    served_well(pipeline)
+
+
+def test_nobody_is_asked_for_new_streams_when_it_was_the_controller_that_slept() -> None:
+    pipeline = FlakyPipeline(config=ControllerConfig(wave_tokens=64, round_deadline_ms=2000))
+    pipeline.hold = {SendRound}
+    pipeline.submit("a", 40)
+    pipeline.pass_time(0.1)
+    pipeline.now += 30.0
+    pipeline.post(Tick(pipeline.now))
+    assert pipeline.of(ReopenStreams) == []
+    pipeline.hold = set()
+    pipeline.release_held()
+    pipeline.pass_time(0.2)
+    assert finished(pipeline, "a").attempt == 1
     served_well(pipeline)
 
 

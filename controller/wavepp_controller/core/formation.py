@@ -3,7 +3,7 @@
 Owns the daemons of a formation: their fences, what they answered to Join, when they were last heard and
 how much room they have. Says who is silent. Does not own requests, nor when to form: `pipeline` does.
 
-    FormPipeline ──▶ joining ──all Joined──▶ serving ──▶ ended (lost, silent, failed report, asked)
+    FormPipeline ──▶ joining ──all Joined──▶ serving ──▶ ended (silent, replaced, failed report, asked)
                         └──── JoinFailed or deadline ──────▲
 """
 
@@ -162,6 +162,8 @@ class PipelineFormation:
         """Time in which the controller itself did not listen is nobody's silence."""
         for daemon in self.daemons.values():
             daemon.last_heard = min(now, daemon.last_heard + pause)
+            if pause:
+                daemon.idle_since = None
 
     def silent(self, now: float, silence: float) -> Daemon | None:
         """The daemon that has been silent longest, if longer than `silence` seconds."""

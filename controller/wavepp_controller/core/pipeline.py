@@ -239,6 +239,8 @@ class PipelineMachine:
             self.hearing.end_for(formation.symptom, formation, now)
             return
         formation.excuse(pause, now)
+        if pause and self.service is not None:
+            self.service.rounds.excuse(now)
         silent = formation.silent(now, self._config.silence_ms / 1e3)
         if silent is not None:
             self.lose(silent, f"silent for {now - silent.last_heard:.2f} s", now)

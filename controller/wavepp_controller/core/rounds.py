@@ -111,6 +111,10 @@ class RoundBook:
         self._waited_since[key] = now
         return list(owed)
 
+    def excuse(self, now: float) -> None:
+        """The controller itself was not listening: nobody owes votes since before."""
+        self._waited_since = dict.fromkeys(self._waited_since, now)
+
     def overdue(self, patience_s: float, now: float) -> list[DaemonKey]:
         """Daemons that have owed votes for longer: a message was lost on the way."""
         return [key for key, since in self._waited_since.items() if now - since > patience_s]
