@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence as Rows
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -156,6 +157,29 @@ def test_answers_are_exact_when_blocks_move_beside_running_waves(pipeline: Pipel
     for engine, pools in zip(pipeline.engines, before, strict=True):
         for now, then in zip(engine.cache.pools, pools, strict=True):
             assert torch.equal(now[moving], then[moving])
+
+
+def test_pool_is_pinned_in_full_for_as_long_as_it_lives_when_cuda_asks(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against a CUDA runtime that only writes down what it is asked for."""
+    calls: list[tuple[str, int]] = []
+
+    def register(address: int, size: int, flags: int) -> int:
+        calls.append(("register", size))
+        return flags
+
+    runtime = SimpleNamespace(
+        cudaHostRegister=register, cudaHostUnregister=lambda address: calls.append(("unregister", address))
+    )
+    monkeypatch.setattr(host_tier, "_CUDA", SimpleNamespace(cudart=lambda: runtime, check_error=lambda status: None))
+    tier = host_tier.HostTier(pipeline.engines[0].cache, HOST_BLOCKS, torch.device("cpu"))
+    assert calls == []
+    tier._pin()
+    address = tier._host.data_ptr()
+    assert calls == [("register", HOST_BLOCKS * pipeline.facts[0].bytes_per_block)]
+    del tier
+    assert calls[1:] == [("unregister", address)]
 
 
 def test_memory_stays_flat_over_many_lots(pipeline: Pipeline) -> None:

@@ -13,6 +13,7 @@ daemon's copy thread, one lot at a time.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
@@ -48,7 +49,9 @@ class HostTier:
         self._staged = min(host_blocks, max(1, STAGING_BYTES // max(1, cache.bytes_per_block)))
         # Filled, not only reserved: memory that is missing fails the load, not a copy.
         self._staging = torch.empty(self._staged, *shape, dtype=dtype, device=device).zero_()
-        self._host = torch.empty(host_blocks, *shape, dtype=dtype, pin_memory=device.type == "cuda").zero_()
+        self._host = torch.empty(host_blocks, *shape, dtype=dtype).zero_()
+        if device.type == "cuda" and self._host.nbytes:
+            self._pin()
 
     def copy(self, lot: CopyLot) -> None:
         """Returns when the lot's blocks are where it says.
@@ -60,15 +63,24 @@ class HostTier:
         move = self._offload if lot.direction is CopyDirection.OFFLOAD else self._onboard
         # In host order: as many neighbours as there are share one copy.
         order = np.argsort(host)
+        host = host[order]
         with self._on_stream():
+            ids = torch.from_numpy(device[order]).to(self._device)
             for begin in range(0, len(order), self._staged):
-                part = order[begin : begin + self._staged]
-                move(torch.from_numpy(device[part]).to(self._device), host[part])
+                end = begin + self._staged
+                move(ids[begin:end], host[begin:end])
         if self._stream is not None:
             # Blocks the copy thread, not the interpreter; earlier waves were complete when the lot was made.
             done = _CUDA.Event(blocking=True)
             done.record(self._stream)
             done.synchronize()
+
+    def _pin(self) -> None:
+        """Lock the pool in memory while this object lives, as it is: torch's own pinned allocations grow to the next
+        power of two."""
+        cudart, address = _CUDA.cudart(), self._host.data_ptr()
+        _CUDA.check_error(cudart.cudaHostRegister(address, self._host.nbytes, 0))
+        weakref.finalize(self, cudart.cudaHostUnregister, address)
 
     def _check(self, lot: CopyLot) -> tuple[Ids, Ids]:
         if len(lot.device) != len(lot.host):
