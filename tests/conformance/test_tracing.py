@@ -46,6 +46,10 @@ class Traced:
         await eventually(complete, about="the spans of every process")
         return self._sink.spans
 
+    def copies(self) -> list[CollectedSpan]:
+        """Those exported so far."""
+        return [span for span in self._sink.spans if span.name == names.COPY]
+
     def ended(self, request_id: str) -> str:
         """The trace of a request whose span the controller has exported; "" until then."""
         ends = (span for span in self._sink.spans if span.name == names.REQUEST)
@@ -247,3 +251,16 @@ async def test_each_attempt_has_an_admission_of_its_own_when_a_formation_ends() 
     assert found[names.REQUEST, names.ADMISSION] == 2
     attempts = {span.number(names.ATTEMPT) for span in spans if span.name == names.ADMISSION}
     assert attempts == {1, 2}
+
+
+async def test_copies_are_drawn_beside_the_waves_when_a_stage_has_a_host_tier(tmp_path: Path) -> None:
+    async with traced(pool_blocks=(30,), host_pool_blocks=100, floor_blocks=0) as run:
+        results = [await run.client.prefill(prompt(10 * B, seed)) for seed in range(5)]
+        await eventually(run.copies, about="the copies to be exported")
+        spans = await run.spans(*(result.trace_id for result in results))
+    copies = [span for span in spans if span.name == names.COPY]
+    assert {span.attributes[names.DIRECTION] for span in copies} == {"offload"}
+    assert all(span.parent is None and span.number(names.BLOCKS) > 0 for span in copies)
+    path = tmp_path / "timeline.json"
+    write_timeline(spans, path)
+    assert check_timeline(path.read_text()).stages == tuple(f"pipeline default: stage {s}" for s in range(STAGES))

@@ -54,7 +54,7 @@ def lot(number: int, blocks: int = 2, direction: CopyDirection = CopyDirection.O
 @contextmanager
 def copying() -> Iterator[tuple[Copier, Core, Engine]]:
     core, engine = Core(), Engine()
-    copier = Copier(core, engine, "copier-test")  # type: ignore[arg-type]
+    copier = Copier(core, engine, lambda *_: None, "copier-test")  # type: ignore[arg-type]
     try:
         yield copier, core, engine
     finally:
@@ -119,7 +119,7 @@ def test_drain_is_a_typed_error_when_a_copy_hangs() -> None:
 def test_what_has_not_begun_is_dropped_when_the_copier_closes() -> None:
     core, engine = Core(), Engine()
     engine.gate = threading.Event()
-    copier = Copier(core, engine, "copier-test")  # type: ignore[arg-type]
+    copier = Copier(core, engine, lambda *_: None, "copier-test")  # type: ignore[arg-type]
     copier.start(lot(1))
     eventually_sync(lambda: copier._busy)
     copier.start(lot(2))

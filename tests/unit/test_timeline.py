@@ -71,6 +71,24 @@ def test_gap_is_cut_at_the_previous_wave_when_the_causes_claim_more() -> None:
     ]
 
 
+def copy(start_us: int, end_us: int, direction: str, blocks: int) -> CollectedSpan:
+    return span(
+        span_names.COPY, f"c{start_us}", start_us, end_us, pipeline="p0", stage=1, direction=direction, blocks=blocks
+    )
+
+
+def test_copies_lie_on_a_track_of_their_own_beside_the_waves() -> None:
+    spans = [copy(10, 30, "offload", 8), wave(1, 0, 100, stage=1), copy(40, 120, "onboard", 3)]
+    assert slices(spans, "copies p0", "stage 1") == [("offload 8", 10, 30), ("onboard 3", 40, 120)]
+    assert slices(spans, "pipeline p0", "stage 1") == [("wave 1", 0, 100)]
+    assert check_timeline(json.dumps(timeline(spans))).stages == ("pipeline p0: stage 1",)
+
+
+def test_overlapping_copies_are_refused_because_one_thread_makes_them() -> None:
+    with pytest.raises(InternalError, match="leaves offload 8"):
+        check_timeline(json.dumps(timeline([copy(10, 30, "offload", 8), copy(20, 40, "onboard", 3)])))
+
+
 def test_rest_is_shown_as_unattributed_when_the_causes_claim_less() -> None:
     second = wave(2, 200, 300, activation_wait_us=30)
     assert slices([wave(1, 0, 100), second], "pipeline p0", "stage 0")[1:-1] == [

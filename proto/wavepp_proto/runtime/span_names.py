@@ -17,6 +17,7 @@ One trace per request; the arrow is "parent of", the right column is the process
         execute                  stage        one per row of a wave
         finish                   controller
     wave                         stage        a root of its own, LINKED to its rows' requests
+    copy                         stage        a root of its own: one lot of blocks between device and host
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ SCHEDULE: Final = "schedule"
 PREPARE: Final = "prepare"
 EXECUTE: Final = "execute"
 WAVE: Final = "wave"
+COPY: Final = "copy"
 FINISH: Final = "finish"
 
 # Span kinds, by the names OpenTelemetry gives them
@@ -90,6 +92,11 @@ ROWS: Final = "wavepp.rows"
 CHUNK_START: Final = "wavepp.chunk_start"
 CHUNK_LENGTH: Final = "wavepp.chunk_length"
 VOID: Final = "wavepp.void"
+
+# Attributes of a copy
+DIRECTION: Final = "wavepp.direction"
+"""offload (device to host) or onboard."""
+BLOCKS: Final = "wavepp.blocks"
 
 # Attributes of a wave: what its stage did between the previous wave and this one (microseconds),
 # in the order in which the four lie before the compute start.

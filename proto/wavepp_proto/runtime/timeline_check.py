@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from wavepp_proto.errors import InternalError
-from wavepp_proto.runtime.timeline_layout import ADMISSION_PROCESS, GAPS, UNATTRIBUTED
+from wavepp_proto.runtime.timeline_layout import ADMISSION_PROCESS, COPY_PROCESS, GAPS, UNATTRIBUTED
 
 _GAP_TITLES = frozenset({UNATTRIBUTED, *(title for title, _ in GAPS)})
 
@@ -58,13 +58,14 @@ def check_timeline(text: str) -> TimelineSummary:
             raise InternalError("two tracks of one name", track=title)
         titles[event["pid"], event["tid"]] = title
     pieces = _pieces(events, titles)
-    admission = f"{ADMISSION_PROCESS}:"
-    stages = tuple(title for title in titles.values() if not title.startswith(admission))
+    copies, admission = f"{COPY_PROCESS} ", f"{ADMISSION_PROCESS}:"
+    stages = tuple(title for title in titles.values() if not title.startswith((copies, admission)))
     lanes = [title for title in titles.values() if title.startswith(admission)]
     for title in stages:
         _check_stage(title, pieces[title])
-    for title in lanes:
-        _check_nesting(title, pieces[title])
+    for title in titles.values():
+        if title not in stages:
+            _check_nesting(title, pieces[title])
     gaps: Counter[str] = Counter()
     for title in stages:
         for piece in pieces[title]:

@@ -4,6 +4,7 @@ Owns the layout. Does not own collection (`trace_sink.py`) or the Chrome trace f
 (`timeline.py`, its only caller). Pure.
 
     process "pipeline NAME"   one track a stage: waves, and between them named gaps
+    process "copies NAME"     one track a stage that copied: lots between device and host
     process "admission"       one track a lane: admissions that overlap in time lie on different lanes
 
 What lies before a wave comes from the wave's own attributes, laid backwards from its start and cut
@@ -37,6 +38,7 @@ ROUNDING_NS: Final = 1_000 * len(GAPS)
 """What the four durations may lack together, each being cut to whole microseconds."""
 ADMISSION_PROCESS: Final = "admission"
 PIPELINE_PROCESS: Final = "pipeline"
+COPY_PROCESS: Final = "copies"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class CollectedSpan:
 class Slice(NamedTuple):
     title: str
     category: str
-    """wave, gap or admission."""
+    """wave, gap, copy or admission."""
     start_ns: int
     end_ns: int
     args: Mapping[str, object]
@@ -89,10 +91,10 @@ class Track:
 
 
 def layout(spans: Sequence[CollectedSpan]) -> list[Track]:
-    """Stage tracks by (pipeline, stage, rank), then admission lanes. Spans may come in any order."""
+    """Stage tracks by (pipeline, stage, rank), copies likewise, then admission lanes. Spans may come in any order."""
     ordered = sorted(spans, key=lambda span: (span.start_ns, -span.end_ns, span.key))
     names = _request_names(ordered)
-    return [*_stage_tracks(ordered, names), *_admission_tracks(ordered, names)]
+    return [*_stage_tracks(ordered, names), *_copy_tracks(ordered), *_admission_tracks(ordered, names)]
 
 
 def _request_names(spans: Sequence[CollectedSpan]) -> dict[SpanKey, str]:
@@ -113,18 +115,34 @@ def _request_names(spans: Sequence[CollectedSpan]) -> dict[SpanKey, str]:
 
 
 def _stage_tracks(spans: Sequence[CollectedSpan], names: Mapping[SpanKey, str]) -> list[Track]:
-    waves: dict[tuple[str, int, int], list[CollectedSpan]] = defaultdict(list)
-    for span in spans:
-        if span.name == span_names.WAVE:
-            pipeline = str(span.attributes.get(span_names.PIPELINE, ""))
-            waves[pipeline, span.number(span_names.STAGE), span.number(span_names.RANK)].append(span)
     origin_ns = spans[0].start_ns if spans else 0
-    tracks = []
-    for (pipeline, stage, rank), of_stage in sorted(waves.items()):
-        title = f"stage {stage}" + (f" rank {rank}" if rank else "")
-        slices = list(_stage_slices(of_stage, names, origin_ns))
-        tracks.append(Track(f"{PIPELINE_PROCESS} {pipeline}".rstrip(), title, slices))
-    return tracks
+    return [
+        Track(f"{PIPELINE_PROCESS} {pipeline}".rstrip(), title, list(_stage_slices(waves, names, origin_ns)))
+        for pipeline, title, waves in _by_stage(spans, span_names.WAVE)
+    ]
+
+
+def _copy_tracks(spans: Sequence[CollectedSpan]) -> list[Track]:
+    return [
+        Track(f"{COPY_PROCESS} {pipeline}".rstrip(), title, [_copy_slice(copy) for copy in copies])
+        for pipeline, title, copies in _by_stage(spans, span_names.COPY)
+    ]
+
+
+def _copy_slice(copy: CollectedSpan) -> Slice:
+    title = f"{copy.attributes.get(span_names.DIRECTION, span_names.COPY)} {copy.number(span_names.BLOCKS)}"
+    return Slice(title, "copy", copy.start_ns, copy.end_ns, _args(copy))
+
+
+def _by_stage(spans: Sequence[CollectedSpan], name: str) -> Iterator[tuple[str, str, list[CollectedSpan]]]:
+    """(pipeline, title of the stage, its spans called `name`), in drawing order."""
+    found: dict[tuple[str, int, int], list[CollectedSpan]] = defaultdict(list)
+    for span in spans:
+        if span.name == name:
+            pipeline = str(span.attributes.get(span_names.PIPELINE, ""))
+            found[pipeline, span.number(span_names.STAGE), span.number(span_names.RANK)].append(span)
+    for (pipeline, stage, rank), of_stage in sorted(found.items()):
+        yield pipeline, f"stage {stage}" + (f" rank {rank}" if rank else ""), of_stage
 
 
 def _stage_slices(waves: Sequence[CollectedSpan], names: Mapping[SpanKey, str], origin_ns: int) -> Iterator[Slice]:

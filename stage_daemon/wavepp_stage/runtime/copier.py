@@ -22,6 +22,8 @@ from wavepp_stage.runtime.core_shell import CoreShell
 
 log = get_log("wavepp.stage.copier")
 
+RecordCopy = Callable[[CopyLot, int, int, bool], None]
+"""(lot, wall-clock start and end in ns, whether it is complete)."""
 DRAIN_S: Final = 30.0
 """Longest wait for copies under way: far beyond any copy, so what takes longer hangs."""
 
@@ -40,9 +42,11 @@ class CopyCounts:
 class Copier:
     """One thread. `start` never blocks; `drain` and `close` wait, bounded."""
 
-    def __init__(self, core: CoreShell, engine: StageEngine, name: str) -> None:
+    def __init__(self, core: CoreShell, engine: StageEngine, record: RecordCopy, name: str) -> None:
+        """`record` is told of each lot, on the copy thread."""
         self._core = core
         self._engine = engine
+        self._record = record
         self._condition = threading.Condition()
         self._lots: deque[CopyLot] = deque()
         self._busy = False
@@ -84,7 +88,9 @@ class Copier:
 
     def _loop(self) -> None:
         while (lot := self._next()) is not None:
+            started_ns = time.time_ns()
             ok = self._copy(lot)
+            self._record(lot, started_ns, time.time_ns(), ok)
             try:
                 self._core.post(CopiesEnded(lot.number, ok, time.monotonic()))
             except WaveppError as error:

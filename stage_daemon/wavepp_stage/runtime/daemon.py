@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -51,6 +52,7 @@ from wavepp_stage.runtime.report_log import wave_report
 from wavepp_stage.runtime.running_formation import Report
 from wavepp_stage.runtime.self_fence import SelfFence, new_incarnation
 from wavepp_stage.runtime.settings import StageSettings
+from wavepp_stage.runtime.spans import record_copy
 
 log = get_log("wavepp.stage")
 
@@ -107,7 +109,8 @@ class StageDaemon:
         self.equipment = await asyncio.to_thread(equip, settings, host)
         self.core = CoreShell(StageMachine(self.incarnation), self._digest_changed)
         engine = self.equipment.engine
-        self.copier = Copier(self.core, engine, f"copier-{settings.stage}")
+        record = partial(record_copy, self._tracer, settings.key)
+        self.copier = Copier(self.core, engine, record, f"copier-{settings.stage}")
         self.core.start_copies = self.copier.start
         self.executor = Executor(self.core, engine, self.copier, self._reported, f"executor-{settings.stage}")
         self._hub = LinkHub(self.incarnation)

@@ -1,4 +1,4 @@
-"""Spans made in the stage's process (DESIGN.md section 12): prepare, execute, wave.
+"""Spans made in the stage's process (DESIGN.md section 12): prepare, execute, wave, copy.
 
 Owns nothing but the mapping from what happened to recorded spans; `Tracer.record` appends a tuple,
 so this is cheap enough for the executor's path.
@@ -6,9 +6,11 @@ so this is cheap enough for the executor's path.
 
 from __future__ import annotations
 
+from wavepp_proto.errors import EngineFault
 from wavepp_proto.runtime import span_names
 from wavepp_proto.runtime.tracing import Tracer
 from wavepp_proto.terms import DaemonKey, Votes
+from wavepp_stage.core.work import CopyLot
 from wavepp_stage.runtime.core_shell import CoreShell
 from wavepp_stage.runtime.running_formation import Report
 
@@ -34,6 +36,25 @@ def record_prepares(tracer: Tracer, core: CoreShell, stage: int, votes: Votes, s
                 (span_names.OWN_HIT, vote.own_hit),
             ),
         )
+
+
+def record_copy(tracer: Tracer, key: DaemonKey, lot: CopyLot, started_ns: int, ended_ns: int, ok: bool) -> None:
+    """One `copy` span per lot: it serves whoever needs its blocks, so it hangs on no request."""
+    if not tracer.recording:
+        return
+    tracer.record(
+        span_names.COPY,
+        started_ns,
+        ended_ns,
+        own=tracer.root(),
+        attributes=(
+            (span_names.PIPELINE, key.pipeline),
+            (span_names.STAGE, key.stage),
+            (span_names.DIRECTION, lot.direction.value),
+            (span_names.BLOCKS, len(lot)),
+        ),
+        error="" if ok else EngineFault.reason,
+    )
 
 
 def record_wave(tracer: Tracer, key: DaemonKey, report: Report) -> None:
