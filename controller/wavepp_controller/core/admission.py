@@ -1,8 +1,8 @@
 """Which requests are prepared, in what order, and what becomes of the votes (DESIGN.md section 6).
 
-Owns the ready order, the parked requests, the holders and the pending releases of one formation. One
-prepare/revise round is in flight; what becomes ready meanwhile shares the next. While the first of the
-order waits for capacity nothing behind it is prepared. Does not own wires (`rounds`), nor waves.
+Owns the holders and the pending releases of one formation. One prepare/revise round is in flight; what
+becomes ready meanwhile shares the next. Does not own who is next (`choosing`), what entries say (`demand`),
+wires (`rounds`) nor waves.
 
     parked (WAITING behind a holder)
         ▲ │ shown
@@ -18,12 +18,11 @@ from dataclasses import dataclass, field
 
 from wavepp_controller.core import traced
 from wavepp_controller.core.book import RequestBook
+from wavepp_controller.core.choosing import Choosing
 from wavepp_controller.core.config import ControllerConfig
 from wavepp_controller.core.demand import Demand, shortage
 from wavepp_controller.core.formation import PipelineFormation
-from wavepp_controller.core.hints import Hints
 from wavepp_controller.core.index import ReuseIndex
-from wavepp_controller.core.order import goes_before
 from wavepp_controller.core.outbox import Outbox
 from wavepp_controller.core.ready import ReadyOrder
 from wavepp_controller.core.reconcile import Agreed, GiveUp, Lower, decide, held_after
@@ -56,16 +55,27 @@ class Admission:
         config: ControllerConfig,
         out: Outbox,
     ) -> None:
-        self._formation, self._index, self._rounds = formation, index, rounds
+        self._formation, self._rounds = formation, rounds
         self._config, self._out = config, out
         self._retry_s = config.capacity_retry_ms / 1e3
         self._demand = Demand(formation, config)
-        self._hints = Hints(index, attention=self._demand.attention, recurrent=self._demand.policy.most > 0)
-        self.ready = ReadyOrder(formation.daemons, config.most_bypasses)
-        self.sharing = Sharing(self._demand.policy, config)
         self.holders: dict[str, Request] = {}
         """PREPARING, ADMITTED and RUNNING, by request id; at most `lanes`."""
+        self.choosing = Choosing(formation, index, config, self._demand, self.holders, out)
         self._releases: list[Release] = []
+
+    @property
+    def ready(self) -> ReadyOrder:
+        return self.choosing.ready
+
+    @property
+    def sharing(self) -> Sharing:
+        return self.choosing.sharing
+
+    @property
+    def waiting(self) -> int:
+        """Requests that are ready or parked."""
+        return len(self.ready) + sum(1 for _ in self.sharing)
 
     @property
     def round_open(self) -> bool:
@@ -75,13 +85,11 @@ class Admission:
         """When something here must be looked at again without any event."""
         if self._rounds.open is not None:
             return self._rounds.open.deadline
-        closed = self._formation.draining or len(self.holders) >= self._config.lanes
-        return None if closed else self.ready.next_retry()
+        return self.choosing.next_retry()
 
     def enter(self, request: Request, now: float) -> None:
-        """A request is hashed and announced everywhere: hint it and give it its place."""
-        self._hints.refresh(request, now)
-        self.ready.add(request)
+        """A request is hashed and announced everywhere."""
+        self.choosing.enter(request, now)
 
     @property
     def tokens_held(self) -> int:
@@ -90,24 +98,18 @@ class Admission:
 
     def tokens_before(self, request: Request) -> int:
         """Tokens still to compute of everything that is served before a ready request, as far as is known."""
-        tokens = sum(one.tokens_left for one in self.holders.values() if not goes_before(request, one))
-        for ready in self.ready:
-            if ready is request:
-                break
-            tokens += ready.tokens_left
-        return tokens
+        return self.choosing.tokens_before(request)
 
     def published(self, request: Request, now: float) -> None:
         """The request has finished: every stage has published its full blocks."""
-        self._hints.published(request, now)
+        self.choosing.published(request, now)
 
     def release(self, request: Request, now: float, *, ended: bool = True) -> None:
         """Let go of the request on every daemon, whatever it holds there, in whichever state it is.
 
         Unless `ended`, daemons keep its announcement: it will be prepared again.
         """
-        self.ready.discard(request)
-        self._leave(request, now)
+        self.choosing.leave(request, now)
         self.holders.pop(request.id, None)
         if request.current.announced:
             self._releases.append(Release(request.key, request.current.last_wave, ended))
@@ -144,16 +146,13 @@ class Admission:
 
         While a round is open they wait for the next, which frees what they held before it asks for more.
         """
-        for request in self.sharing.shown(self.holders, self._index):
-            self._leave(request, now)
-            request.advance(RequestInput.SHOWN, now)
-            self.ready.add(request)
+        self.choosing.bring_back(now)
         if self._rounds.open is not None or self._rounds.full:
             return
         releases, self._releases = self._releases, []
         revising = [r for r in self.holders.values() if r.current.revise_to is not None]
         revising = revising[: limits.MAX_ROUND_ENTRIES]
-        preparing = self._choose(limits.MAX_ROUND_ENTRIES - len(revising), now)
+        preparing = self.choosing.choose(limits.MAX_ROUND_ENTRIES - len(revising), now)
         if revising or preparing:
             self._begin(revising, preparing, releases, now)
         elif releases:
@@ -167,68 +166,23 @@ class Admission:
         in_round = {id(request) for request in opened.requests} if opened is not None else set()
         for request in book.living.values():
             waits = int(request.state in (RequestState.HINTED, RequestState.WAITING))
-            places = (request in self.ready) + (request in self.sharing)
-            if places != waits or request.holding != (request.id in self.holders):
+            if self.choosing.places(request) != waits or request.holding != (request.id in self.holders):
                 findings.append(f"{request.id} is {request.state.value} and in the wrong place")
             revising = request.current.revise_to is not None
             if request.state is RequestState.PREPARING and not revising and id(request) not in in_round:
                 findings.append(f"{request.id} prepares in no round")
-        findings += self.sharing.check(self.holders)
-        if self.holders.keys() - book.living.keys() or len(self.ready) + len(list(self.sharing)) > len(book.waiting):
+        if self.holders.keys() - book.living.keys() or self.waiting > len(book.waiting):
             findings.append("a request that ended is still ready or holds something")
         if len(self.holders) > self._config.lanes:
             findings.append(f"{len(self.holders)} holders are more than {self._config.lanes} lanes")
         if self._releases and opened is None and not self._rounds.full:
             findings.append("releases were not sent")
-        idle = opened is None and not self.holders and not self._formation.draining
+        idle = opened is None and not self.holders and not self._formation.draining and not self._rounds.full
         if idle and (head := self.ready.head) is not None and head.state is RequestState.HINTED:
             findings.append("something is ready, nothing runs, and no round was begun")
-        return findings + self.ready.check()
+        return findings + self.choosing.check()
 
     # --- building a round -----------------------------------------------------------------------
-
-    def _choose(self, entries: int, now: float) -> list[Request]:
-        """Requests to prepare, in order; they become holders. Those that better wait for a holder are parked."""
-        chosen: list[Request] = []
-        if self._formation.draining or any(holder.claims_headroom for holder in self.holders.values()):
-            return chosen
-        while len(chosen) < entries and len(self.holders) < self._config.lanes:
-            head = self.ready.first(now)
-            if head is None:
-                break
-            self._hints.refresh(head, now)
-            if self._park(head, now):
-                continue
-            alone = self._demand.oversized(head)
-            if alone and any(not holder.current.materialised for holder in self.holders.values()):
-                break  # it may use the headroom once everybody's blocks are taken; nothing overtakes it meanwhile
-            retried = head.state is RequestState.WAITING
-            self.ready.take(head)
-            head.current.begin_rounds()
-            head.current.ignore_headroom = alone
-            head.advance(RequestInput.PREPARE, now)
-            self.holders[head.id] = head
-            chosen.append(head)
-            if retried or alone:
-                break  # should it run short again, nothing behind it may have slipped past
-        return chosen
-
-    def _park(self, head: Request, now: float) -> bool:
-        """Let `head` wait behind a holder if that wins it more than its hint; True if it does."""
-        offer = self.sharing.offer(head, self.holders.values())
-        if offer is None:
-            return False
-        if offer.published:
-            head.current.candidate = offer.boundary
-            return False
-        self.ready.discard(head)
-        self.sharing.park(head, offer, now)
-        self._out.count("parked")
-        return True
-
-    def _leave(self, request: Request, now: float) -> None:
-        if request.current.behind is not None:
-            self._out.count("sharing_wait_ms", self.sharing.leave(request, now))
 
     def _begin(self, revising: list[Request], preparing: list[Request], releases: list[Release], now: float) -> None:
         entries = self._demand.entries(revising, preparing)
