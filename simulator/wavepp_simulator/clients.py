@@ -101,6 +101,8 @@ class Clients:
         self._process = Process("client", world.agenda)
         self.every: list[Asked] = []
         """In order of submission."""
+        self.last_told = 0.0
+        """When anybody was told anything, or asked (s)."""
 
     @property
     def waiting(self) -> list[Asked]:
@@ -118,6 +120,7 @@ class Clients:
         wire = Wire(world.network, f"c>client/{request.request_id}", self._process)
         asked = Asked(request, now, world.controller, wire)
         self.every.append(asked)
+        self.last_told = now
         world.note("client", f"submits {request.request_id}, {request.prompt_tokens} tokens", "client")
         self._tell(asked.controller, lambda: asked.controller.submit(asked), asked)
 
@@ -131,7 +134,7 @@ class Clients:
         shown = isinstance(event, Admitted | Finished | Failed)
 
         def arrive() -> None:
-            now = self._world.agenda.now
+            now = self.last_told = self._world.agenda.now
             self._world.story.note(now, "client", "client" if shown else "progress", event)
             asked.hear(now, event)
 

@@ -48,6 +48,8 @@ class SimController:
     def __init__(self, world: World, epoch: Epoch, config: ControllerConfig) -> None:
         self.world = world
         self.epoch = epoch
+        self.touches = 0
+        """Events that its core took."""
         self.process = Process("c", world.agenda)
         self.machine = ControllerMachine(config)
         self._links: dict[DaemonKey, SimLink] = {}
@@ -104,6 +106,8 @@ class SimController:
         if self.formation != self._served and self.formation:
             self.world.note("c", f"serves formation {self.formation}", "formation")
         self._served = self.formation
+        if isinstance(event, ev.DigestArrived):
+            self.world.omniscient.heard(self, event.key, event.digest)
         for action in actions:
             self._perform(action)
         self._busy = False
@@ -203,7 +207,7 @@ class SimController:
     def _send_round(self, key: DaemonKey, asked: Round) -> None:
         if key.stage == 0:  # every stage is asked the same
             for prepare in asked.prepares:
-                self.world.omniscient.prepares(self, prepare.key, prepare.candidate)
+                self.world.omniscient.prepares(self, prepare.key)
         if (link := self._links.get(key)) is not None:
             link.send_round(asked)
 

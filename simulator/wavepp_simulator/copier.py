@@ -56,7 +56,9 @@ class SimCopier:
 
     def _end(self, lot: CopyLot) -> None:
         ok = not self._fails()
-        if ok:
+        if not ok:
+            self._stage.world.copies_failed = True
+        else:
             self._at_engine(lot, self._stage.engine.end_copy)
         self._stage.world.note(self._stage.process.name, _words(lot, "is complete" if ok else "fails"), "copy")
         self._stage.post(ev.CopiesEnded(lot.number, ok, self._stage.now))

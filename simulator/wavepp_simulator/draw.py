@@ -1,7 +1,6 @@
 """One seed is one plan: a random cluster, a random load and random faults.
 
-Owns the model of what may happen and how often. A third of the seeds is calm: no fault at all, and there a
-lost formation is a violation as well. Plays nothing (`explore` does); equal seeds draw equal plans.
+Owns the model of what may happen and how often. Plays nothing (`explore` does); equal seeds draw equal plans.
 """
 
 from __future__ import annotations
@@ -10,24 +9,32 @@ from random import Random
 
 from wavepp_simulator.plan import Act, Plan, plan_of
 
+CALM = 0.3
+"""Share of seeds without any fault: there a lost formation is a violation as well."""
+HARMLESS = 0.15
+"""Share of seeds with faults that must cost no request."""
 SPAN_US = 600_000
 """Requests come and things break within this much virtual time."""
+CHECK_EVERY = 8
+"""See `world.Shape.check_every`."""
 MOMENTS_US = (100_000, 200_000, 400_000)
 """Half of everything happens at once, at one of these."""
 
 
 def draw(seed: int, requests: int) -> Plan:
     rng = Random(f"wavepp-{seed}")
-    calm = rng.random() < 1 / 3
+    mood = rng.random()
+    calm = mood < CALM
     options = _cluster(rng, calm)
-    options["seed"] = str(seed)
+    options |= {"seed": str(seed), "check_every": str(CHECK_EVERY)}
     acts: list[Act] = []
     shared = rng.random() < 0.3
     for number in range(requests):
         acts += _request(rng, options, number, burst=shared)
+    kinds = tuple(_FAULTS) if mood >= CALM + HARMLESS else _HARMLESS
     if not calm:
         for _ in range(rng.randint(1, 4)):
-            acts += _fault(rng, options, requests)
+            acts += _fault(rng, options, requests, rng.choice(kinds))
     return plan_of(options, acts)
 
 
@@ -45,6 +52,8 @@ def _cluster(rng: Random, calm: bool) -> dict[str, str]:
         "wave_ms": str(rng.choice((0, 1, 10))),
         "token_us": str(rng.choice((0, 10, 1000))),
         "floor_blocks": str(rng.choice((0, 0, 2))),
+        "snapshot_tokens": str(block * rng.choice((1, 3, 64))),
+        "inventory_ms": str(rng.choice((100, 5000))),
         "attempts": str(rng.choice((1, 1, 2, 3))),
         "round_deadline_ms": str(rng.choice((200, 1000))),
         "join_deadline_ms": "5000",
@@ -52,15 +61,16 @@ def _cluster(rng: Random, calm: bool) -> dict[str, str]:
         "capacity_retry_ms": str(rng.choice((100, 1_000_000)) if calm else 100),
         "max_queued_requests": str(rng.choice((4, 1024, 1024, 1024))),
     }
-    return options | _tiers(rng, stages)
+    return options | _tiers(rng, stages, calm)
 
 
-def _tiers(rng: Random, stages: int) -> dict[str, str]:
+def _tiers(rng: Random, stages: int, calm: bool) -> dict[str, str]:
     """Host tiers and recurrent layers, each in about half of the clusters."""
     options: dict[str, str] = {}
     if rng.random() < 0.5:
         options["host"] = ",".join(str(rng.choice((0, 1, 4, 20))) for _ in range(stages))
         options["copy_us"] = str(rng.choice((0, 50, 2000)))
+        options["copy_failures"] = str(0 if calm else rng.choice((0, 0, 0.1)))
     if rng.random() < 0.5:
         options["groups"] = ",".join(rng.choice(("a", "r", "ar")) for _ in range(stages))
         options["states"] = str(rng.choice((2, 3, 6, 20)))
@@ -94,12 +104,11 @@ def _moment(rng: Random) -> int:
     return int(rng.random() * SPAN_US) if rng.random() < 0.6 else rng.choice(MOMENTS_US)
 
 
-def _fault(rng: Random, options: dict[str, str], requests: int) -> list[Act]:
+def _fault(rng: Random, options: dict[str, str], requests: int, kind: str) -> list[Act]:
     stages = len(options["pools"].split(","))
     place = rng.randrange(stages)
     at = int(rng.random() * SPAN_US) if rng.random() < 0.5 else rng.choice(MOMENTS_US) + int(rng.random() * 30_000)
     until = at + int(rng.choice((1_000, 100_000, 1_000_000, 2_000_000, 2_000_000, 15_000_000)) * rng.random())
-    kind = rng.choice(tuple(_FAULTS))
     if kind == "row":
         names = sorted({f"r{rng.randrange(requests)}" for _ in range(rng.randint(1, 4))}) if requests else []
         return [Act(0, f"break {name} stage {place}") for name in names]
@@ -136,8 +145,12 @@ _FAULTS: dict[str, tuple[str, str]] = {
     "lossy": ("{strike} {message_wire} chance={chance}", "{strike} {message_wire} 0"),
     "partition": ("partition {silent_wire}", "heal {silent_wire}"),
     "etcd": ("etcd stops", "etcd answers"),
+    "copy": ("copies fail on stage {place}", ""),
+    "repeats": ("duplicate {message_wire} {count}", ""),
+    "swaps": ("reorder {message_wire} {count}", ""),
 }
 """How it begins and how it ends; nothing where it needs no end, `settle` mends what is left."""
+_HARMLESS = ("cut", "cut", "repeats", "swaps", "copy")
 _MESSAGE_WIRES = (
     "c>s{place}", "s{place}>c", "c>s{place}/announce", "c>s{place}/rounds", "c>s{place}/waves", "c>s{place}/control",
     "s{place}>c/announce", "s{place}>c/rounds", "s{place}>c/waves", "s{place}>c/digest",

@@ -44,7 +44,7 @@ def resume_stage(world: World, place: int) -> None:
 
 def cut_stage(world: World, place: int) -> None:
     """The connection between the controller and a stage breaks, with whatever was under way."""
-    _note(world, f"the connection to stage {place} is cut")
+    _note(world, f"the connection to stage {place} is cut", harmless=True)
     for controller in (*world.deposed, world.controller):
         for key, link in controller.links.items():
             if key.stage == place:
@@ -81,7 +81,7 @@ def strike_wire(world: World, strike: Strike, wire: str, count: int = 0, chance:
     if sides[0] != "c" and sides[-1] != "c":
         raise ValueError("only messages between the controller and a stage can be struck one by one")
     much = f"{count} messages" if count else f"{chance:.0%} of messages" if chance else "no more messages"
-    _note(world, f"{wire} will {strike.value} {much}")
+    _note(world, f"{wire} will {strike.value} {much}", harmless=not chance and strike is not Strike.DROP)
     world.network.faults.set(wire, strike, count, chance)
 
 
@@ -102,7 +102,7 @@ def slow_wire(world: World, name: str, seconds: float) -> None:
 
 def break_row(world: World, place: int, request_id: str) -> None:
     """The stage's engine finds the request's next row wrong."""
-    _note(world, f"stage {place} will find {request_id} wrong")
+    _note(world, f"stage {place} will find {request_id} wrong", harmless=True)
     world.broken_rows.add(request_id)
     world.stages[place].engine.broken.add(request_id)
 
@@ -150,7 +150,7 @@ def start_etcd(world: World) -> None:
 
 def fail_copy(world: World, place: int) -> None:
     """The stage's next lot between the tiers fails."""
-    _note(world, f"the next copy on stage {place} will fail")
+    _note(world, f"the next copy on stage {place} will fail", harmless=True)
     world.stages[place].copier.failing += 1
 
 
@@ -171,6 +171,8 @@ def mend(world: World) -> None:
         resume_controller(world)
 
 
-def _note(world: World, what: str) -> None:
+def _note(world: World, what: str, *, harmless: bool = False) -> None:
+    """`harmless` is what resumed streams make good: no request may be lost by it."""
     world.faulted_at = world.agenda.now
+    world.harmed = world.harmed or not harmless
     world.note("world", what, "fault")

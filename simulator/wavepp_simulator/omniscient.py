@@ -6,7 +6,7 @@ core's own search. Owns the comparison and its counts:
     never      an admitted endpoint beyond the truth of that moment
     settled    (every digest was heard, nothing was evicted since) an endpoint, or a hint, short of the truth
 
-Called by `controller` when it prepares and when it admits. Decides nothing.
+Called by `controller` when it prepares, hears a digest and admits. Decides nothing.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from wavepp_controller.core.index import short_chain
 from wavepp_proto.hashing import HASH_BYTES
-from wavepp_proto.terms import Admitted, CacheGroup, HoldKey
+from wavepp_proto.terms import Admitted, CacheGroup, DaemonKey, Digest, HoldKey
 from wavepp_simulator.ledger import Violation
 from wavepp_stage.core.block_cache import BlockCache
 
@@ -51,23 +52,37 @@ class Omniscient:
         self._asked: dict[HoldKey, _Asked] = {}
         self.counts = Counter[str]()
 
-    def prepares(self, controller: SimController, key: HoldKey, hint: int) -> None:
-        """The controller asks for `hint` tokens."""
+    def prepares(self, controller: SimController, key: HoldKey) -> None:
+        """The controller asks every stage to hold a prefix of the request."""
         self._asked.pop(key, None)
         stages = self._stages(controller)
         if not controller.settled:
             return
         contents = [contents_of(stage) for stage in stages]
         truth = self._truth(controller, key, contents)
+        self._check_hint(controller, key, truth)
         self._asked[key] = _Asked(truth, sum(found.dropped for found in contents))
 
-    def hints(self, controller: SimController, key: HoldKey, hint: int) -> None:
-        """Digests say `hint`: in a settled moment that is the truth."""
-        if controller.settled:
-            self.counts["hints"] += 1
-            truth = self._truth(controller, key, [contents_of(stage) for stage in self._stages(controller)])
+    def _check_hint(self, controller: SimController, key: HoldKey, truth: int) -> None:
+        """What the digests say by now is neither above the truth nor below it."""
+        self.counts["hints"] += 1
+        size, request = self._world.shape.block_tokens, controller.asked(key.request_id).request
+        chain = short_chain(controller.hashes[key.request_id])[: (request.prompt_tokens - 1) // size]
+        for pipeline in controller.machine.pipelines.values():
+            hint = pipeline.index.hint_blocks(chain) * size
             if hint != truth:
-                raise Violation("hint", f"{key.request_id} is hinted {hint} when all digests say {truth}")
+                raise Violation("hint", f"{key.request_id} is hinted {hint}, the digests of all stages say {truth}")
+
+    def heard(self, controller: SimController, key: DaemonKey, digest: Digest) -> None:
+        """A node never outlives its parent, in no digest: what the index knows of a stage stays closed upwards."""
+        if not any(group.removed for group in digest.groups):
+            return
+        for pipeline in controller.machine.pipelines.values():
+            for request_id, packed in controller.hashes.items():
+                chain = short_chain(packed)
+                known = [pipeline.index.own_blocks(key, chain[at : at + 1]) for at in range(len(chain))]
+                if known != sorted(known, reverse=True):
+                    raise Violation("hint", f"digest {digest.seq} of stage {key.stage} tears {request_id}: {known}")
 
     def admits(self, controller: SimController, event: Admitted) -> None:
         key = HoldKey(event.request_id, event.attempt)

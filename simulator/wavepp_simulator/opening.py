@@ -33,8 +33,8 @@ class Opening:
         self._down = {name: Wire(network, f"s{link.place}>c/{name}", link.controller.process) for name in STREAMS}
         self._reader: DigestReader | None = None
         self._watches = 0
-        self._digests = 0
-        """Of the present watch that are under way, or were lost there."""
+        self._heard_seq = 0
+        """Last digest of the present watch that arrived."""
         self._beats = 0
         self._heard = self._cancelled = False
         if self._stage.process.alive:
@@ -45,7 +45,8 @@ class Opening:
 
     @property
     def digests_settled(self) -> bool:
-        return self._reader is not None and not self._reader.due and not self._digests
+        """The daemon has sent everything, and the last of it arrived."""
+        return self._reader is not None and not self._reader.due and self._heard_seq == self._reader.seq
 
     # --- towards the daemon -----------------------------------------------------------------------
 
@@ -66,7 +67,7 @@ class Opening:
 
     def watch(self, from_seq: int) -> None:
         """Replaces an earlier watch."""
-        before, self._watches, self._digests = self._reader, self._watches + 1, 0
+        before, self._watches, self._heard_seq = self._reader, self._watches + 1, 0
         reader = self._reader = DigestReader(self._stage, self, self._watches)
         fence = self._link.plan.fence
 
@@ -117,8 +118,6 @@ class Opening:
 
     def digest(self, digest: Digest, watch: int) -> None:
         """Digests of an earlier watch vanish with it."""
-        if watch == self._watches:
-            self._digests += 1
         self._down["digest"].send(partial(self._hear_digest, digest, watch), faulty=True)
 
     def ended(self, stream: str, error: WaveppError) -> None:
@@ -151,7 +150,8 @@ class Opening:
 
     def _hear_digest(self, digest: Digest, watch: int) -> None:
         if self._link.hears(self) and watch == self._watches:
-            self._digests -= 1
+            if digest.last_page:
+                self._heard_seq = digest.seq
             controller = self._link.controller
             controller.post(ev.DigestArrived(self._link.plan.key, digest, controller.now))
 

@@ -25,7 +25,8 @@ _COSTS: dict[str, tuple[str, float]] = {
 
 def shape_of(options: dict[str, str]) -> Shape:
     """cluster [pools=64,64,64] [host=8,0] [groups=a,ar,r] [states=8] [block=16] [wave=64] [wave_ms=1] [token_us=10]
-    [copy_us=100] [copy_failures=0] [latency_us=200] [jitter=0] [seed=0] and settings of the controller."""
+    [copy_us=100] [copy_failures=0] [latency_us=200] [jitter=0] [seed=0] [check_every=1], settings of the
+    controller."""
     options = dict(options)
     costs = {name: float(options.pop(key)) * unit for key, (name, unit) in _COSTS.items() if key in options}
     given: dict[str, Any] = {
@@ -38,6 +39,7 @@ def shape_of(options: dict[str, str]) -> Shape:
         "latency_s": float(options.pop("latency_us", "200")) / 1e6,
         "jitter": float(options.pop("jitter", "0")),
         "seed": int(options.pop("seed", "0")),
+        "check_every": int(options.pop("check_every", "1")),
     }
     wave = int(options.pop("wave", "64"))
     unknown = options.keys() - _CONFIG

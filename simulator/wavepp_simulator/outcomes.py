@@ -38,9 +38,9 @@ def check(world: World) -> None:
         if not isinstance(outcome, Failed):
             continue
         reason, name = outcome.error.reason, str(outcome.request_id)
-        excused = reason in ALWAYS or (reason == "ROW_VOIDED" and name in world.broken_rows)
-        if not excused and not (reason in AFTER_FAULTS and world.faulted_at is not None):
+        voided = reason == "ROW_VOIDED" and (name in world.broken_rows or world.copies_failed)
+        if not (reason in ALWAYS or voided or (reason in AFTER_FAULTS and world.harmed)):
             raise Violation("outcome", f"{name} failed {reason}: {outcome.error.message}")
     broken = world.controller.machine.status().counters.get("formations_broken", 0)
-    if broken and world.faulted_at is None:
+    if broken and not world.harmed:
         raise Violation("outcome", f"{broken} formations were broken by the protocol itself")

@@ -136,8 +136,8 @@ class DigestReader:
 
     def __init__(self, stage: SimStage, opening: Opening, watch: int) -> None:
         self._stage, self._opening, self._watch = stage, opening, watch
-        self._seq = 0
-        """What the reader has."""
+        self.seq = 0
+        """Last one sent."""
         self._open = False
         self.due = True
         """Something was not sent yet."""
@@ -148,7 +148,7 @@ class DigestReader:
         except WaveppError as error:
             self._opening.ended("digest", error)
             return
-        self._open, self._seq = True, seq
+        self._open, self.seq = True, seq
         self._stage.readers.append(self)
         self._send()
 
@@ -166,6 +166,6 @@ class DigestReader:
         if not self._open:
             return
         self.due = False
-        for digest in self._stage.machine.digests_since(self._seq):
-            self._seq = digest.seq
+        for digest in self._stage.machine.digests_since(self.seq):
+            self.seq = digest.seq
             self._opening.digest(digest, self._watch)

@@ -7,6 +7,7 @@ other way it differs does not matter. Plays plans through `explore`, prints noth
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -17,6 +18,8 @@ from wavepp_simulator.plan import Act, Plan
 
 PLAYS = 600
 """Most histories that one search plays."""
+SECONDS = 60.0
+"""No history is begun later than this after the search began: some take long to fail."""
 KIND_CHARS = 60
 """So much of a violation's words must be alike."""
 SIMPLER = {
@@ -34,6 +37,7 @@ SIMPLER = {
     "copy_us": "100",
     "copy_failures": "0",
     "seed": "0",
+    "check_every": "1",
 }
 """Settings as the `cluster` command has them by itself: the simplest is not to name them."""
 BY_STAGE = ("pools", "host", "groups")
@@ -43,12 +47,13 @@ class _Search:
     def __init__(self, failing: History, plays: int) -> None:
         self.best = failing
         self._left = plays
+        self._until = time.monotonic() + SECONDS
         assert failing.violation is not None, "only a failing history shrinks"
         self._wanted = _kind(failing.violation)
 
     def accept(self, plan: Plan) -> bool:
         """True if the plan fails alike; it is the best from then on."""
-        if self._left <= 0 or plan == self.best.plan:
+        if self._left <= 0 or time.monotonic() > self._until or plan == self.best.plan:
             return False
         self._left -= 1
         try:

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from wavepp_simulator.world import World
 
 RECONNECT_S = 0.1
+_WANTED = (ev.RoundArrived, ev.WaveArrived, ev.PrepareWave)
+_OBEYED = (ev.SendVotes, ev.WaveQueued, ev.WavePrepared)
 Answer = Callable[[JoinReply | WaveppError], None]
 
 
@@ -51,6 +53,8 @@ class SimStage:
         self.world = world
         self.record = record
         self.place = record.key.stage
+        self.touches = 0
+        """Events that its core took."""
         self.process = Process(f"s{self.place}", world.agenda)
         self.machine = StageMachine(record.incarnation)
         self.copier = SimCopier(self, costs, Random(f"{world.shape.seed}-{record.incarnation}"))
@@ -61,6 +65,8 @@ class SimStage:
         """The formation this daemon serves; None between formations."""
         self.reports = ReportLog(record.stages)
         """Of that formation."""
+        self._heard_at = 0.0
+        """When the controller of the present formation was last heard (s)."""
         self.draining = False
         self.readers: list[DigestReader] = []
         self._session: Session | None = None
@@ -76,7 +82,19 @@ class SimStage:
 
     def post(self, event: ev.Event) -> list[ev.Action]:
         """One event for the core; raises its typed refusals. A broken invariant is a violation."""
-        return self._perform(self.machine.handle(event))
+        actions = self._perform(self.machine.handle(event))
+        if isinstance(event, ev.ControllerHeard) and self.machine.fence_deadline() is not None:
+            self._heard_at = event.now
+        elif isinstance(event, _WANTED) and self.plan is not None:
+            self._check_fence(self.plan, event, actions)
+        return actions
+
+    def _check_fence(self, plan: JoinPlan, event: ev.Event, actions: list[ev.Action]) -> None:
+        """Whatever a controller wants is done only while it is heard."""
+        silent_s = self.now - self._heard_at
+        if silent_s > plan.silence_ms / 1e3 and any(isinstance(action, _OBEYED) for action in actions):
+            what = f"obeyed a {type(event).__name__} {silent_s:.3f} s after it last heard its controller"
+            raise Violation("fence", f"stage {self.place} {what}")
 
     def owns(self, key: HoldKey) -> bool:
         return any(hold.key == key and hold.owned_blocks for hold in self.machine.inventory().holds)

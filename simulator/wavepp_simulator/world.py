@@ -41,6 +41,8 @@ from wavepp_simulator.stage import SimStage
 from wavepp_simulator.story import Story
 
 T = TypeVar("T")
+SILENT_S = 10.0
+"""In a calm history somebody who waits sees progress far sooner; a stalled controller says so before."""
 PIPELINE = PipelineId("p")
 
 
@@ -64,7 +66,7 @@ class Shape:
     costs: Costs = field(default_factory=Costs)
     config: ControllerConfig = field(default_factory=lambda: ControllerConfig(wave_tokens=64, link=LinkKind.GRPC))
     check_every: int = 1
-    """Events between two checks of the cores."""
+    """Events of one core between two of its own checks from first principles; sums are checked after each."""
     seed: int = 0
     """Of the network's chances: jitter and struck messages."""
 
@@ -89,6 +91,9 @@ class World:
         self.clients = Clients(self)
         self.faulted_at: float | None = None
         """When the last fault was made; None as long as the history is calm."""
+        self.harmed = False
+        """A fault was made that may cost requests."""
+        self.copies_failed = False
         self.broken_rows: set[str] = set()
         """Requests that an engine was told to find wrong."""
         self.events = 0
@@ -115,10 +120,9 @@ class World:
         except Exception as error:  # a core raised what its shell cannot answer: a finding like any other
             raise Violation("crash", f"{type(error).__name__}: {error}") from error
         self.events += 1
-        if self.events % self.shape.check_every == 0:
-            for node in self._touched:
-                self._check(node)
-            self._touched.clear()
+        for node in self._touched:
+            self._check(node)
+        self._touched.clear()
 
     def run(self, until: Callable[[], bool], within_s: float) -> None:
         """Step until the condition holds; Violation of I5 if it does not within that much virtual time."""
@@ -210,21 +214,32 @@ class World:
 
     def check_drained(self) -> None:
         """I2: call when idle. A paused stage has not heard yet that everything ended."""
+        self._check_core(self.controller)
         for stage in self.stages:
             if stage.process.alive and not stage.process.paused:
+                self._check_core(stage)
                 check_drained(stage.place, stage.machine.inventory())
 
     def _check(self, node: SimStage | SimController) -> None:
+        """After each event of a core: the sums (I2), and every so often all that it knows about itself."""
+        if isinstance(node, SimStage):
+            check_sums(node.place, node.machine.inventory())
+        node.touches += 1
+        if node.touches % self.shape.check_every == 0:
+            self._check_core(node)
+
+    def _check_core(self, node: SimStage | SimController) -> None:
         try:
             node.machine.check()
         except InternalError as error:
             raise Violation("core", f"{node.process.name}: {error.message} {error.fields}") from error
-        if isinstance(node, SimStage):
-            check_sums(node.place, node.machine.inventory())
 
     def check_progress(self, controller: SimController) -> None:
-        """I5, at each tick of a controller."""
+        """I5 and I6, at each tick of a controller."""
         now = self.agenda.now
+        if self.faulted_at is None and self.clients.waiting and now - self.clients.last_told > SILENT_S:
+            what = f"nobody was told anything for {SILENT_S:g} s, and somebody waits"
+            raise Violation("I6" if controller.machine.ready else "I5", what)
         for pipeline in controller.machine.pipelines.values():
             if pipeline.stalled(now):
                 raise Violation("I5", f"nothing runs or is held, and something waits: {pipeline.id}")
