@@ -59,9 +59,11 @@ class RequestBook:
             self.waiting[request.id] = request
             self.waiting_tokens += request.prompt_tokens
 
-    def start_over(self, request: Request) -> None:
+    def start_over(self, request: Request, now: float) -> None:
         """Its next attempt begins, in the same formation: if it was admitted, it waits again."""
-        self.wait(request)
+        if request.id not in self.waiting:
+            self.wait(request)
+            request.phases.restart(now)
         request.start_over()
 
     def ready(self, request: Request) -> None:

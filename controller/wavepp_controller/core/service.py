@@ -220,7 +220,7 @@ class Service:
     def _announce_again(self, request: Request, now: float) -> None:
         """A HoldKey is announced at most once: what a daemon lost is told again as the next attempt."""
         self.admission.release(request, now)
-        self._book.start_over(request)
+        self._book.start_over(request, now)
         request.advance(RequestInput.NOT_ANNOUNCED, now)
         if request.hashes is not None:
             self._announce(request, request.hashes, now)
