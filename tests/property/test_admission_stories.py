@@ -98,6 +98,8 @@ class Story:
                 pipeline.cancel(who)
             case "hold", type() as kind, bool() as on:
                 pipeline.hold = pipeline.hold | {kind} if on else pipeline.hold - {kind}
+                if not on:  # in their order, before anything later
+                    pipeline.release_held(kind)
             case "answer", type() as kind, _:
                 pipeline.release_held(kind)
             case "pass", _, float() as seconds:
