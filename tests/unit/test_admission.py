@@ -153,6 +153,7 @@ def test_no_stage_limits_when_all_could_reuse_the_same() -> None:
 
 @pytest.mark.parametrize(("count", "endpoint"), [(BLOCK, 0), (2 * BLOCK, BLOCK), (2 * BLOCK + 1, 2 * BLOCK)])
 def test_reuse_stops_below_the_prompt_when_all_of_it_is_cached(count: int, endpoint: int) -> None:
+    """Field bug 24: B, B and 1 tokens are computed, never none."""
     pipeline = FakePipeline()
     cached(pipeline, count)
     for stage in (0, 1):
@@ -160,6 +161,54 @@ def test_reuse_stops_below_the_prompt_when_all_of_it_is_cached(count: int, endpo
     pipeline.submit("a", count)
     (admitted,) = pipeline.of_request("a", Admitted)
     assert (admitted.candidate, admitted.endpoint, admitted.limiting_stage) == (endpoint, endpoint, None)
+    assert [(row.start, row.length, row.final) for rows in pipeline.waves() for row in rows] == [
+        (endpoint, count - endpoint, True)
+    ]
+
+
+def test_repeats_compute_the_last_tokens_only_when_no_digest_has_come_yet() -> None:
+    """Field bug 22: the same 7,820 tokens three times, B = 16."""
+    pipeline = FakePipeline(config=ControllerConfig(wave_tokens=4096))
+    for name in ("first", "second", "third"):
+        for stage in (0, 1):
+            pipeline.daemon(stage).hits[name] = 7808 if name != "first" else 0
+        pipeline.submit(name, 7820)
+    computed = [(row.key.request_id, row.start, row.length) for rows in pipeline.waves() for row in rows]
+    assert computed == [("first", 0, 4096), ("first", 4096, 3724), ("second", 7808, 12), ("third", 7808, 12)]
+
+
+def test_every_stage_starts_at_the_same_token_when_one_frees_later_than_the_others() -> None:
+    """Field bug 6: the reused length travels in the decision; when a stage frees does not matter to it."""
+    pipeline = FakePipeline()
+    pipeline.hold = {SendRound}
+    pipeline.submit("a", 100)
+    pipeline.release_held()  # prepared and computed; what it held is yet to be released
+    for stage, hit in ((0, 96), (1, 48)):
+        pipeline.daemon(stage).hits["b"] = hit
+    pipeline.submit("b", 100)
+    late = [action for action in pipeline.held if isinstance(action, SendRound) and action.key.stage == 1]
+    pipeline.held = [action for action in pipeline.held if action not in late]
+    pipeline.hold = set()
+    pipeline.release_held()
+    assert (pipeline.daemon(0).holds, pipeline.daemon(1).holds) == ({key("b"): 96}, {key("a"): 0})
+    pipeline.held = late
+    pipeline.release_held()
+    (wave,) = [action for action in pipeline.of(SendWave) if action.rows[0].key == key("b")]
+    assert [(row.start, row.length) for row in wave.rows] == [(48, 52)]
+    assert {target.stage for target, _ in wave.targets} == {0, 1}
+
+
+def test_endpoint_is_what_leases_find_when_a_digest_has_been_frozen() -> None:
+    """Field bug 49: correctness is kept, the age is visible, and what agreement cost is counted."""
+    pipeline = FakePipeline()
+    cached(pipeline, 100)
+    pipeline.pass_time(5.0)
+    pipeline.daemon(0).hits["a"], pipeline.daemon(1).hits["a"] = 96, 32  # stage 1 has evicted and could not say so
+    pipeline.submit("a", 100)
+    (admitted,) = pipeline.of_request("a", Admitted)
+    assert (admitted.candidate, admitted.endpoint, admitted.limiting_stage, admitted.best_stage_hit) == (96, 32, 1, 96)
+    (status,) = pipeline.machine.status().pipelines
+    assert [daemon.digest_age_ms for daemon in status.daemons] == pytest.approx([5000, 5000], abs=1)
 
 
 def test_request_fails_when_a_daemon_never_commits_at_what_it_was_asked() -> None:
@@ -226,6 +275,24 @@ def test_request_is_tried_at_once_when_a_later_capacity_covers_the_shortfall() -
     hear(Capacity(seq + 3, 12, 3))
     assert prepared(pipeline) == [["a"], ["a"]]
     assert isinstance(pipeline.outcome("a"), Finished)
+
+
+def test_second_long_prompt_starts_after_the_first_and_computes_nothing_twice_when_room_is_for_one() -> None:
+    """Field bug 35: the whole suffix is promised at admission, so nothing is preempted and begun again."""
+    pipeline = FakePipeline(config=ControllerConfig(wave_tokens=4096))
+    pipeline.hold = {SendWave}
+    for seed, name in enumerate(("a", "b")):
+        pipeline.submit(name, 12_000, seed)
+        pipeline.daemon(1).short["b"] = 500
+    assert [pipeline.state(name) for name in ("a", "b")] == ["running", "waiting"]
+    pipeline.hold = set()
+    pipeline.release_held()
+    pipeline.daemon(1).short.clear()
+    pipeline.pass_time(0.15)
+    assert [(row.key.request_id, row.length) for rows in pipeline.waves() for row in rows] == [
+        *(("a", length) for length in (4096, 4096, 3808)),
+        *(("b", length) for length in (4096, 4096, 3808)),
+    ]
 
 
 def test_nothing_behind_is_prepared_when_the_first_waits_for_room() -> None:
