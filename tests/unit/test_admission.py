@@ -191,7 +191,7 @@ def test_every_stage_starts_at_the_same_token_when_one_frees_later_than_the_othe
     pipeline.hold = set()
     pipeline.release_held()
     assert (pipeline.daemon(0).holds, pipeline.daemon(1).holds) == ({key("b"): 96}, {key("a"): 0})
-    pipeline.held = late
+    pipeline.held = [*late]
     pipeline.release_held()
     (wave,) = [action for action in pipeline.of(SendWave) if action.rows[0].key == key("b")]
     assert [(row.start, row.length) for row in wave.rows] == [(48, 52)]
