@@ -23,7 +23,7 @@ async def audit(controller: Controller, pipeline: PipelineId) -> pb.AuditRespons
     links = controller.shell.links(pipeline)
     if not links:
         raise UnknownPipeline(f"no daemon serves {pipeline!r}", field="pipeline", value=pipeline)
-    answers = await asyncio.gather(*(link.inventory() for link in links.values()))
+    answers = await asyncio.gather(*(link.calls.inventory() for link in links.values()))
     inventories = dict(zip(links, answers, strict=True))
     live: set[str] = {request.request_id for request in controller.machine.status().requests}
     findings = [finding for key, found in inventories.items() for finding in _findings(key, found, live)]

@@ -1,9 +1,9 @@
 """One daemon in one formation, as the controller reaches it.
 
 Owns the channel and the four long-lived streams (Announce, PinReserve, RunWaves, Watch) from join to
-the end of the formation; everything heard becomes an event. The first stream that breaks, and only the
-first, posts StreamLost; `reopen` opens them again on the same channel. Decides nothing but one thing:
-whether what ended a stream leaves anything to resume.
+the end of the formation; everything heard becomes an event. The unary calls are `calls`. The first stream
+that breaks, and only the first, posts StreamLost; `reopen` opens them again on the same channel. Decides
+nothing but whether what ended a stream leaves anything to resume.
 """
 
 from __future__ import annotations
@@ -25,20 +25,19 @@ from wavepp_controller.core.events import (
     StreamsReopened,
     VotesArrived,
 )
+from wavepp_controller.runtime.announcing import AnnounceQueue
+from wavepp_controller.runtime.daemon_calls import DaemonCalls
 from wavepp_controller.runtime.report_merger import ReportMerger
 from wavepp_controller.runtime.stream_endings import StreamEnding, is_refused, judge
-from wavepp_proto import convert, limits
-from wavepp_proto.errors import FormationEnded, JoinRefused, StageLost, WaveppError
+from wavepp_proto import convert
+from wavepp_proto.errors import StageLost, WaveppError
 from wavepp_proto.runtime.channels import ClientSecurity, open_channel
-from wavepp_proto.runtime.logs import get_log
 from wavepp_proto.runtime.streams import converse
 from wavepp_proto.terms import (
     ErrorInfo,
     Fence,
     Heartbeat,
-    Inventory,
     JoinPlan,
-    JoinReply,
     Round,
     WaveOrdinal,
     WaveReport,
@@ -46,30 +45,20 @@ from wavepp_proto.terms import (
 from wavepp_proto.v1 import (
     admission_pb2,
     admission_pb2_grpc,
-    control_pb2_grpc,
     digest_pb2_grpc,
     execution_pb2,
     execution_pb2_grpc,
 )
 
-log = get_log(__name__)
-
 _ByteStreams = grpc.aio.StreamStreamMultiCallable[bytes, admission_pb2.AnnounceResponse]
 """Takes its messages serialised."""
 
-END_DEADLINE_S = 1.0
-"""How long a daemon may take to answer that a formation ended; it finds out by itself otherwise."""
-
-GATHER_S = 0.004
-"""Time to the next announcement, for each frame in the last: the denser they come, the more go together."""
 REOPEN_PAUSE_S = 0.1
 """Between two tries to open broken streams again; the core ends them when the daemon is silent for too long."""
-MOST_GATHERS = 4
-"""So no announcement waits longer than 16 ms, and the first after a pause leaves at once."""
 
 
 class DaemonLink:
-    """Streams to one incarnation. `join`, then `serve`; `reopen` after a loss; `close` at any time."""
+    """Streams to one incarnation. `calls.join`, then `serve`; `reopen` after a loss; `close` at any time."""
 
     def __init__(
         self,
@@ -85,6 +74,7 @@ class DaemonLink:
         self._post = post
         self._reported_wave = reported_wave
         self._channel = open_channel(address, security)
+        self.calls = DaemonCalls(plan, self._channel)
         self._new_queues()
         self._tasks: set[asyncio.Task[None]] = set()
         self._watch: asyncio.Task[None] | None = None
@@ -93,43 +83,15 @@ class DaemonLink:
         """While streams are being opened again: how that ended, None for the daemon's answer."""
         self._lost = False
         """A stream has ended: nothing is heard or sent until the streams are open again."""
-        self._closed = False
         self._beats = 0
         self._acknowledged = WaveOrdinal(0)
         """What the daemon was last told that we have."""
 
     def _new_queues(self) -> None:
         """Nothing that was meant for broken streams goes out on new ones: the core says it again."""
-        self._announces: asyncio.Queue[bytes] = asyncio.Queue()
+        self._announces = AnnounceQueue(self.plan.fence)
         self._rounds: asyncio.Queue[admission_pb2.Round] = asyncio.Queue()
         self._waves: asyncio.Queue[execution_pb2.WaveRequest] = asyncio.Queue()
-
-    async def join(self) -> JoinReply:
-        """Inventory first (it installs the epoch and fences the controller before us), then Join."""
-        deadline = self.plan.deadline_ms / 1000
-        try:
-            await self.inventory()
-            self._check_open()
-            control = control_pb2_grpc.StageControlStub(self._channel)
-            reply = convert.join_reply_from_pb(
-                await control.Join(convert.join_plan_to_pb(self.plan), timeout=deadline + 1)
-            )
-        except grpc.aio.AioRpcError as error:
-            raise convert.error_from_rpc(error) from error
-        if reply.fence != self.plan.fence:
-            raise JoinRefused("the reply belongs to another join", field="fence", value=str(reply.fence))
-        return reply
-
-    async def inventory(self, fence: Fence | None = None) -> Inventory:
-        """Every hold and sequence of the daemon, now; it gives the fence back (ours, if none is given)."""
-        self._check_open()
-        stub = admission_pb2_grpc.StageAdmissionStub(self._channel)
-        request = convert.inventory_request_to_pb(fence or self.plan.fence)
-        try:
-            reply = await stub.Inventory(request, timeout=limits.CALL_DEADLINE_MS / 1000)
-        except grpc.aio.AioRpcError as error:
-            raise convert.error_from_rpc(error) from error
-        return convert.inventory_from_pb(reply)
 
     def serve(self) -> None:
         """Open all streams; whatever they say is posted from now on."""
@@ -141,9 +103,8 @@ class DaemonLink:
 
         Posts StreamsReopened once the daemon has answered, or StreamLost when there is nothing to resume; a
         daemon that cannot be reached is tried until `close`."""
-        if self._reopening is not None:
-            self._reopening.cancel()
-        if not self._closed:
+        self._stop_reopening()
+        if not self.calls.closed:
             self._reopening = asyncio.create_task(self._reopen(reported_wave), name=f"reopen-{self.plan.key}")
 
     # --- sending ----------------------------------------------------------------------------------
@@ -151,8 +112,7 @@ class DaemonLink:
     def announce(self, parts: list[bytes]) -> None:
         """Frames of one request, as `convert.announce_part` makes them."""
         if not self._lost:
-            for part in parts:
-                self._announces.put_nowait(part)
+            self._announces.put(parts)
 
     def send_round(self, round_: Round) -> None:
         if not self._lost:
@@ -216,20 +176,8 @@ class DaemonLink:
     async def _run_announces(self) -> None:
         parse = admission_pb2.AnnounceResponse.FromString
         announce: _ByteStreams = self._channel.stream_stream(convert.ANNOUNCE_METHOD, response_deserializer=parse)
-        async for message in converse(announce(), self._announcements()):
+        async for message in converse(announce(), self._announces.messages()):
             self._hear(AnnounceAcked(self.plan.key, convert.announce_ack_from_pb(message), time.monotonic()))
-
-    async def _announcements(self) -> AsyncIterator[bytes]:
-        """What queued up since the last message goes out together: a message costs more than the frames in it."""
-        while True:
-            parts = [await self._announces.get()]
-            size = len(parts[0])
-            while size < limits.FRAME_BYTES and len(parts) < limits.MAX_ANNOUNCE_FRAMES and self._announces.qsize():
-                parts.append(self._announces.get_nowait())
-                size += len(parts[-1])
-            yield convert.announce_message(self.plan.fence, parts)
-            if self._announces.empty():
-                await asyncio.sleep(GATHER_S * min(len(parts), MOST_GATHERS))
 
     async def _run_rounds(self) -> None:
         stub = admission_pb2_grpc.StageAdmissionStub(self._channel)
@@ -315,32 +263,22 @@ class DaemonLink:
     async def end(self, fence: Fence, cause: ErrorInfo) -> None:
         """Tell the daemon that its formation ended (best effort, bounded), then close."""
         self._lost = True
-        if self._reopening is not None:
-            self._reopening.cancel()
+        self._stop_reopening()
         try:
-            self._check_open()
-            stub = control_pb2_grpc.StageControlStub(self._channel)
-            await stub.EndFormation(convert.end_formation_to_pb(fence, cause), timeout=END_DEADLINE_S)
-        except grpc.aio.AioRpcError as error:
-            log.info("formation end not acknowledged", stage=self.plan.key.stage, code=error.code().name)
-        except FormationEnded:
-            log.info("formation end not told: the link is closed", stage=self.plan.key.stage)
+            await self.calls.end_formation(fence, cause)
         finally:
             await self.close()
 
     async def close(self) -> None:
         """Close every stream and the channel. Idempotent."""
-        self._lost = self._closed = True
-        if self._reopening is not None:
-            self._reopening.cancel()
+        self._lost = self.calls.closed = True
+        self._stop_reopening()
         await self._cancel_streams()
         await self._channel.close(0)
 
-    def _check_open(self) -> None:
-        """gRPC refuses a call on a closed channel with an error of its own kind; ours is typed."""
-        if self._closed:
-            number = self.plan.fence.formation
-            raise FormationEnded("the link was closed meanwhile", stage=self.plan.key.stage, formation=number)
+    def _stop_reopening(self) -> None:
+        if self._reopening is not None:
+            self._reopening.cancel()
 
 
 async def _drain(queue: asyncio.Queue[Any]) -> AsyncIterator[Any]:

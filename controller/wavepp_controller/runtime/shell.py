@@ -219,7 +219,7 @@ class ControllerShell:
         if before is not None:
             await before.close()
         try:
-            reply = await link.join()
+            reply = await link.calls.join()
         except WaveppError as error:
             if error.reason == StaleMessage.reason and error.fields.get("field") == "epoch":
                 self.outdated.set()
@@ -246,7 +246,7 @@ class ControllerShell:
     async def _take_inventory(self, link: DaemonLink, fence: Fence) -> None:
         """One that does not come is no loss: the core asks again after a while."""
         try:
-            inventory = await link.inventory(fence)
+            inventory = await link.calls.inventory(fence)
         except WaveppError as error:
             log.debug("no inventory", stage=link.plan.key.stage, reason=error.reason, error=error.message)
             return
