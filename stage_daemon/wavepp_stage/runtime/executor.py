@@ -23,6 +23,7 @@ from wavepp_stage.core.work import WaveWork
 from wavepp_stage.engine.base import ActivationLink, Payload, StageEngine, WaveHeader, WaveOutcome
 from wavepp_stage.runtime.copier import Copier
 from wavepp_stage.runtime.core_shell import CoreShell
+from wavepp_stage.runtime.formation_listener import FormationListener, check_header, wave_header
 from wavepp_stage.runtime.running_formation import POSTED_RECEIVES, Report, RunningFormation, Stopwatch
 
 T = TypeVar("T")
@@ -129,8 +130,8 @@ class Executor:
 
     # --- called by the link's thread (LinkListener, bound to one formation) -----------------------
 
-    def listener(self, formation: int) -> _Listener:
-        return _Listener(self, formation)
+    def listener(self, formation: int) -> FormationListener:
+        return FormationListener(self, formation)
 
     def arrive(self, formation: int, header: WaveHeader, payload: Payload) -> None:
         with self._condition:
@@ -225,9 +226,9 @@ class Executor:
             event = WaveRetired(command.ordinal, void, faults, outcome.results, time.monotonic(), formation)
             done = self._only(event, (WaveDone,), current)
             if current.link is not None and not current.last and done is not None:
-                current.link.send(_header(work, done.void_bitmap, current.hidden), outcome.payload)
+                current.link.send(wave_header(work, done.void_bitmap, current.hidden), outcome.payload)
         except Exception as error:  # any engine or link fault ends the formation, never the daemon
-            info = error.info() if isinstance(error, WaveppError) else _engine_fault(error, self._engine.name)
+            info = self._typed(error)
             with self._condition:
                 current.fault, current.fault_reported = info, True
             self._report_fault(current, prepared.work, started_ns)
@@ -250,7 +251,7 @@ class Executor:
         void = self._core.read(lambda machine: machine.void_bitmap(work.ordinal))
         if not current.first:
             header, payload = current.arrived.pop(work.ordinal)
-            _check_header(header, work)
+            check_header(header, work)
             void |= header.void_bitmap
         if void:
             rows = tuple(replace(row, void=bool(void >> index & 1)) for index, row in enumerate(work.rows))
@@ -292,6 +293,12 @@ class Executor:
         formation = current.plan.fence.formation
         self._report(Report(formation, ordinal, work, None, times, started_ns or now, now, current.fault))
 
+    def _typed(self, error: Exception) -> ErrorInfo:
+        """An engine may raise anything; whoever hears of it gets it typed."""
+        if isinstance(error, WaveppError):
+            return error.info()
+        return EngineFault(f"{type(error).__name__}: {error}", engine=self._engine.name).info()
+
     def _finish_formation(self, formation: RunningFormation, done: Future[None]) -> None:
         """No wave of `formation` runs any more and its copies are complete: quarantined blocks may be used again."""
         try:
@@ -306,33 +313,3 @@ class Executor:
         else:
             if done.set_running_or_notify_cancel():
                 done.set_result(None)
-
-
-class _Listener:
-    """Binds a link to the formation it was made for, so that a late callback changes nothing."""
-
-    def __init__(self, executor: Executor, formation: int) -> None:
-        self._executor = executor
-        self._formation = formation
-
-    def on_activation(self, header: WaveHeader, payload: Payload) -> None:
-        self._executor.arrive(self._formation, header, payload)
-
-    def on_link_lost(self, reason: str) -> None:
-        self._executor.lose_link(self._formation, reason)
-
-
-def _header(work: WaveWork, void: int, hidden: int) -> WaveHeader:
-    # payload_bytes is the link's to fill in: it knows how the payload travels
-    return WaveHeader(work.formation, work.ordinal, work.chunks, work.tokens, hidden, 0, void)
-
-
-def _check_header(header: WaveHeader, work: WaveWork) -> None:
-    got = (header.formation, header.ordinal, header.chunks, header.tokens)
-    want = (work.formation, work.ordinal, work.chunks, work.tokens)
-    if got != want:
-        raise LinkFault("a payload belongs to another wave", field="header", value=str(got), limit=str(want))
-
-
-def _engine_fault(error: Exception, engine: str) -> ErrorInfo:
-    return EngineFault(f"{type(error).__name__}: {error}", engine=engine).info()
