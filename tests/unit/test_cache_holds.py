@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 
+from tests.harness.cache_pool import Pool, own
 from tests.harness.stage_core import B, hashes, key, packed_hashes
 from wavepp_proto.errors import InternalError
 from wavepp_proto.hashing import HASH_BYTES, blocks_for
-from wavepp_proto.terms import CacheGroup, Capacity, ErrorInfo, GroupEndpoint, HoldKey, Incarnation
+from wavepp_proto.terms import Capacity, ErrorInfo, HoldKey
 from wavepp_stage.core import block_cache
-from wavepp_stage.core.block_cache import BlockCache
 from wavepp_stage.core.block_hashes import BlockHashes
 from wavepp_stage.core.cache_manager import ENOUGH, Escrow, Lease, Materialised, Shortfall
-from wavepp_stage.core.cache_shape import CacheShape
-from wavepp_stage.core.digest_feed import DigestFeed
 from wavepp_stage.core.holds import TRANSITIONS, Hold, HoldInput, IllegalTransition, Phase
 
 IMPOSSIBLE: dict[tuple[Phase, HoldInput], str] = {
@@ -30,58 +28,6 @@ IMPOSSIBLE: dict[tuple[Phase, HoldInput], str] = {
     **{(phase, HoldInput.ABANDON): "only copies are lost" for phase in Phase if phase is not Phase.MATERIALISING},
     **{(phase, HoldInput.INSTALL): "a table follows its blocks" for phase in Phase if phase is not Phase.MATERIALISING},
 }
-
-
-def own(endpoint: int) -> tuple[GroupEndpoint, ...]:
-    """What a stage with attention only says of its groups."""
-    return (GroupEndpoint(CacheGroup.ATTENTION, endpoint),)
-
-
-class Pool:
-    """A cache of 8 blocks with a driver that checks every invariant after each step."""
-
-    def __init__(self, pool: int = 8, floor: int = 0) -> None:
-        self.cache = BlockCache(CacheShape(pool, B, floor), DigestFeed(Incarnation(1)))
-
-    def lease(self, name: str, tokens: Sequence[int], candidate: int = 0, *, ignore_floor: bool = False) -> Lease:
-        lease = self.cache.lease(key(name), len(tokens), hashes(tokens), candidate, ignore_floor=ignore_floor)
-        self.cache.check()
-        return lease
-
-    def commit(self, name: str, tokens: Sequence[int], candidate: int = 0) -> Escrow:
-        assert self.lease(name, tokens, candidate).shortfall == ENOUGH
-        escrow = self.cache.escrow(key(name))
-        self.cache.commit(key(name))
-        self.cache.check()
-        return escrow
-
-    def run(self, name: str, tokens: Sequence[int], candidate: int = 0) -> list[int]:
-        """Commit, materialise, compute and publish; the block table."""
-        self.commit(name, tokens, candidate)
-        while self.cache.materialise(key(name)) is not Materialised.DONE:
-            self.cache.check()
-        self.cache.publish(key(name), len(tokens))
-        self.cache.check()
-        return self.table(name)
-
-    def cached(self, name: str, tokens: Sequence[int]) -> list[int]:
-        """Run and release."""
-        table = self.run(name, tokens)
-        self.release(name)
-        return table
-
-    def release(self, name: str) -> None:
-        self.cache.release(key(name))
-        self.cache.check()
-
-    def table(self, name: str) -> list[int]:
-        return [int(block) for block in self.cache.table(key(name))]
-
-    @property
-    def counts(self) -> tuple[int, int, int]:
-        """(free, evictable, escrowed)."""
-        capacity = self.cache.capacity()
-        return capacity.free_blocks, capacity.evictable_blocks, capacity.escrowed_blocks
 
 
 @pytest.fixture
