@@ -91,11 +91,6 @@ class Admission:
         """A request is hashed and announced everywhere."""
         self.choosing.enter(request, now)
 
-    @property
-    def tokens_held(self) -> int:
-        """Tokens that holders have yet to compute."""
-        return sum(one.tokens_left for one in self.holders.values())
-
     def tokens_before(self, request: Request) -> int:
         """Tokens still to compute of everything that is served before a ready request, as far as is known."""
         return self.choosing.tokens_before(request)

@@ -34,6 +34,8 @@ class RequestBook:
     waiting: dict[RequestId, Request] = field(default_factory=dict)
     """Not yet admitted."""
     waiting_tokens: int = 0
+    living_tokens: int = 0
+    """Prompts of all living requests, whatever is computed of them."""
     _deadlines: list[tuple[float, RequestId]] = field(default_factory=list)
     """Heap; holds no request, so that what ended can go at once."""
     _places: int = 0
@@ -47,6 +49,7 @@ class RequestBook:
         request.advance(RequestInput.ACCEPT, now)
         request.attempt = Attempt(self._past.get(request.id, 0) + 1)
         self.living[request.id] = request
+        self.living_tokens += request.prompt_tokens
         self.wait(request)
         heappush(self._deadlines, (request.deadline, request.id))
         if len(self._deadlines) > len(self.living) + COMPACT_AT:
@@ -169,6 +172,8 @@ class RequestBook:
         tokens = sum(request.prompt_tokens for request in self.waiting.values())
         if tokens != self.waiting_tokens:
             findings.append(f"{self.waiting_tokens} waiting tokens counted, {tokens} wait")
+        if self.living_tokens != sum(request.prompt_tokens for request in self.living.values()):
+            findings.append(f"{self.living_tokens} tokens counted, others live")
         for request in self.living.values():
             if not request.living:
                 findings.append(f"{request.id} ended and is kept")
@@ -185,6 +190,7 @@ class RequestBook:
     def _forget(self, request: Request) -> None:
         self._stop_waiting(request)
         del self.living[request.id]
+        self.living_tokens -= request.prompt_tokens
         if request.current.announced or request.attempt > 1:
             # A new life of this id must not be taken for this one, by tombstones or by waves still in flight.
             self._past.pop(request.id, None)

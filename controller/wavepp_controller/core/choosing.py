@@ -36,6 +36,8 @@ class Choosing:
         self._hints = Hints(index, attention=demand.attention, recurrent=demand.policy.most > 0)
         self.ready = ReadyOrder(formation.daemons, config.most_bypasses)
         self.sharing = Sharing(demand.policy, config)
+        self._alone: Request | None = None
+        """The oversized request that is being prepared: nobody joins it before it is admitted."""
 
     def enter(self, request: Request, now: float) -> None:
         """A request is hashed and announced everywhere: hint it and give it its place."""
@@ -61,7 +63,9 @@ class Choosing:
     def choose(self, entries: int, now: float) -> list[Request]:
         """At most `entries` requests to prepare, in order; they are holders now."""
         chosen: list[Request] = []
-        if self._formation.draining or any(holder.claims_headroom for holder in self._holders.values()):
+        if self._alone is not None and not self._alone.claims_headroom:
+            self._alone = None
+        if self._formation.draining or self._alone is not None:
             return chosen
         while len(chosen) < entries and len(self._holders) < self._lanes:
             head = self.ready.first(now)
@@ -104,6 +108,8 @@ class Choosing:
         self.ready.take(request)
         request.current.begin_rounds()
         request.current.ignore_headroom = alone
+        if alone:
+            self._alone = request
         request.advance(RequestInput.PREPARE, now)
         self._holders[request.id] = request
 

@@ -47,6 +47,8 @@ class Request:
     """Packed 32-byte hashes of the full blocks."""
     chain: Hashes | None = None
     """Their short forms, shape [full blocks], a strided view of `hashes`."""
+    root: int | None = None
+    """The first of them: requests of different roots share nothing."""
     place: int = NO_PLACE
     """In first-come order, given when it first became ready."""
     overtaken_by: set[int] = field(default_factory=set)
@@ -122,6 +124,7 @@ class Request:
 
     def hashed(self, block_hashes: bytes, chain: Hashes, now: float) -> None:
         self.hashes, self.chain = block_hashes, chain
+        self.root = int(chain[0]) if chain.size else None
         self.phases.enter(self._phase(), now)
 
     def _phase(self) -> str:

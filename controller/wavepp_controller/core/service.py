@@ -184,8 +184,8 @@ class Service:
 
     def _late(self, request: Request, now: float) -> WaveppError | None:
         """The verdict on a request that has become ready, by the measured pace."""
-        pace, everything = self.execution.pace, self._book.waiting_tokens + self.admission.tokens_held
-        if too_late(request, pace.seconds_for(everything), now) is None:
+        pace = self.execution.pace
+        if too_late(request, pace.seconds_for(self._book.living_tokens), now) is None:
             return None  # the usual case, told without walking the order
         return too_late(request, pace.seconds_for(self.admission.tokens_before(request)), now)
 

@@ -57,6 +57,8 @@ class Sharing:
         """The best that any holder promises beyond the hint; None if none promises enough."""
         best, beaten = None, request.current.candidate
         for front in holders if self._least else ():
+            if front.root != request.root:
+                continue
             boundary = self._boundary(request, front, beaten)
             if boundary >= request.current.candidate + self._least and boundary > beaten:
                 best, beaten = Offer(front, boundary), boundary
