@@ -6,6 +6,7 @@ given up. Readers fetch at will, lose what they fetched, and repair themselves w
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,10 +17,13 @@ from hypothesis import strategies as st
 from wavepp_proto.digest import DigestCursor, Verdict, checksum, unpack_hashes
 from wavepp_proto.terms import CacheGroup, Capacity, Digest, Incarnation
 from wavepp_stage.core import digest_feed
+from wavepp_stage.core.block_hashes import Shorts
 from wavepp_stage.core.digest_feed import DigestFeed, Residents
 
 INCARNATION = Incarnation(5)
 PAGE, BACKLOG = 3, 12
+GROUPS = (CacheGroup.ATTENTION, CacheGroup.RECURRENT)
+Change = tuple[CacheGroup, int]
 
 
 @dataclass
@@ -107,3 +111,49 @@ def test_readers_end_with_the_truth_when_steps_interleave_in_any_way(
         assert since(reader) == []
         sums = reader.cursor.sums[CacheGroup.ATTENTION]
         assert (sums.count, sums.checksum) == (len(truth), checksum(resident()[CacheGroup.ATTENTION]))
+
+
+marked = st.lists(st.tuples(st.sampled_from(GROUPS), st.integers(1, 12)), min_size=1, max_size=4, unique=True)
+
+
+@settings(max_examples=300)
+@given(steps=st.lists(st.one_of(marked, marked, st.none()), max_size=30))
+def test_what_is_removed_together_stays_together_when_changes_pile_up(steps: list[list[Change] | None]) -> None:
+    """One reader, several changes between two fetches (None): no delta takes a part of one removal, in any group."""
+    feed = DigestFeed(INCARNATION)
+    feed.replaced(GROUPS)
+    cursor, known = DigestCursor(INCARNATION), set[Change]()
+    truth: set[Change] = set()
+    last: dict[Change, int] = {}
+    """The step that changed a hash last."""
+
+    def resident() -> dict[CacheGroup, Shorts]:
+        return by_group(truth)
+
+    for at, step in enumerate([*steps, None]):
+        if step is not None:
+            gone, come = [one for one in step if one in truth], [one for one in step if one not in truth]
+            truth.difference_update(gone)
+            truth.update(come)
+            last.update(dict.fromkeys(gone, 2 * at) | dict.fromkeys(come, 2 * at + 1))
+            feed.removed(by_group(gone))
+            feed.added(by_group(come))
+            feed.check(resident())
+            continue
+        for digest in feed.since(cursor.seq if cursor.in_sync else 0, resident, Capacity(1, 0, 0)):
+            verdict = cursor.offer(digest)
+            if verdict is Verdict.REPLACE:
+                known = {(group, int(one)) for group, pages in cursor.gathered.items() for p in pages for one in p}
+            if verdict is not Verdict.APPLY:
+                continue
+            removed = {(part.group, int(one)) for part in digest.groups for one in unpack_hashes(part.removed)}
+            known -= removed
+            known |= {(part.group, int(one)) for part in digest.groups for one in unpack_hashes(part.added)}
+            begun = {last[one] for one in removed}
+            assert not {one for one in known if last[one] in begun}, "a removal in two deltas"
+        assert known == truth
+
+
+def by_group(changes: Iterable[Change]) -> dict[CacheGroup, Shorts]:
+    ordered = list(changes)
+    return {group: np.array([one for side, one in ordered if side is group], dtype=np.uint64) for group in GROUPS}

@@ -134,3 +134,69 @@ def test_check_fails_when_the_digest_is_not_what_is_resident() -> None:
     made.feed.check({ATTENTION: np.array([1], dtype=np.uint64)})
     with pytest.raises(InternalError, match="not what is resident"):
         made.feed.check({ATTENTION: np.array([2], dtype=np.uint64)})
+
+
+def test_removal_is_not_cut_when_it_does_not_fit_behind_another() -> None:
+    """A subtree that is dropped stays in one delta: a reader would see its lower half without the upper."""
+    made = Feed()
+    made.add(*range(1, MAX_DIGEST_HASHES + 1))
+    start = made.since(0)[-1].seq
+    made.remove(*range(1, 11))
+    subtree = range(11, MAX_DIGEST_HASHES + 1)
+    made.remove(*subtree)
+    made.add(5)
+    sizes = [(len(removed), len(added)) for _, added, removed in contents(made.since(start))]
+    assert sizes == [(9 + len(subtree), 0)]
+    made = Feed()
+    made.add(*range(1, MAX_DIGEST_HASHES + 11))
+    start = made.since(0)[-1].seq
+    made.remove(*range(1, 12))
+    made.remove(*range(12, MAX_DIGEST_HASHES + 11))
+    assert [len(removed) for _, _, removed in contents(made.since(start))] == [11, MAX_DIGEST_HASHES - 1]
+
+
+def test_reader_gets_a_snapshot_when_a_removal_is_larger_than_a_message() -> None:
+    made = Feed()
+    made.add(*range(MAX_DIGEST_HASHES + 2))
+    start = made.since(0)[-1].seq
+    made.remove(*range(1, MAX_DIGEST_HASHES + 2))
+    (digest,) = made.since(start)
+    assert (digest.kind, digest.groups[0].count) == (DigestKind.SNAPSHOT, 1)
+
+
+def test_groups_leave_in_one_delta_when_removed_together() -> None:
+    feed, nothing = DigestFeed(Incarnation(2)), np.empty(0, dtype=np.uint64)
+    feed.replaced((ATTENTION, RECURRENT))
+    node = np.array([7], dtype=np.uint64)
+    both = {ATTENTION: node, RECURRENT: node}
+    (snapshot,) = feed.since(0, lambda: both, ROOM)
+    assert [(group.group, group.count, group.checksum) for group in snapshot.groups] == [
+        (ATTENTION, 1, 7),
+        (RECURRENT, 1, 7),
+    ]
+    feed.removed(both)
+    (delta,) = feed.since(snapshot.seq, lambda: {ATTENTION: nothing}, ROOM)
+    assert [(group.count, group.removed) for group in delta.groups] == [(0, node.tobytes()), (0, node.tobytes())]
+
+
+def test_group_is_not_told_when_the_stage_does_not_have_it() -> None:
+    feed = DigestFeed(Incarnation(2))
+    feed.replaced((RECURRENT,))
+    seq = feed.since(0, dict, ROOM)[-1].seq
+    changes = feed.changes
+    feed.added({ATTENTION: np.array([1], dtype=np.uint64)})
+    assert feed.changes == changes
+    assert feed.since(seq, dict, ROOM) == []
+
+
+def test_every_reader_starts_over_when_the_daemon_has_a_new_incarnation() -> None:
+    made = Feed()
+    made.add(1, 2)
+    start = made.since(0)[-1].seq
+    made.feed.reincarnate(Incarnation(9))
+    for seq in (0, start):
+        (digest,) = made.since(seq)
+        assert (digest.incarnation, digest.kind, digest.groups[0].count) == (Incarnation(9), DigestKind.SNAPSHOT, 2)
+        assert digest.seq == start + 1
+    made.add(3)
+    assert contents(made.since(start + 1)) == [(start + 2, [3], [])]
