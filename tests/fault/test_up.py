@@ -66,6 +66,32 @@ def test_a_cluster_serves_the_other_commands_and_ctrl_c_leaves_nothing(tmp_path:
     assert summary.arrows == 7
 
 
+def test_stages_are_sized_as_asked_when_a_hybrid_model_is_served(tmp_path: Path) -> None:
+    hybrid = (
+        "--model",
+        f"{QUICK},attention_every=3",
+        "--stages",
+        "2",
+        "--block-tokens",
+        "16",
+        "--headroom-blocks",
+        "2",
+    )
+    sizes = ("--pool-blocks", "128", "--host-pool-blocks", "32,48", "--state-slots", "20", "--snapshot-tokens", "64")
+    with Up(tmp_path, *hybrid, *sizes, *_listen()) as up:
+        up.serving()
+        (found,) = json_lines(wavepp(tmp_path, "status", "--json"))
+        daemons = found["pipelines"][0]["daemons"]
+        assert [daemon["host_pool_blocks"] for daemon in daemons] == ["32", "48"]
+        assert [daemon["state_slots"] for daemon in daemons] == ["20", "20"]
+        assert [daemon["groups"] for daemon in daemons] == [["attention", "recurrent"]] * 2
+        table = wavepp(tmp_path, "status")
+        assert table.returncode == 0, table.stderr
+        assert all(size in table.stdout for size in ("32/32", "48/48", "20/20"))
+        up.signal(signal.SIGINT)
+        assert up.ended() == 0, up.said
+
+
 def test_a_stage_that_dies_is_started_again_and_a_killed_up_leaves_no_child(tmp_path: Path) -> None:
     with Up(tmp_path, *SMALL, *_listen()) as up:
         facts = up.serving()
