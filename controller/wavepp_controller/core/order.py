@@ -8,8 +8,9 @@ whether a request may be served.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
+from math import inf
 
 from wavepp_controller.core.request import Request
 
@@ -44,8 +45,9 @@ class RankedOrder:
 
     def serve(self, request: Request) -> None:
         """`request` is served now: whoever came earlier and stands behind it was overtaken, once by each."""
-        overtaken = [other for other in self._order if other.place < request.place and _rank(other) > _rank(request)]
-        for other in overtaken:
+        *its_class, _ = _rank(request)
+        below = bisect_right(self._order, (*its_class, inf), key=_rank)
+        for other in [other for other in self._order[below:] if other.place < request.place]:
             other.overtaken_by.add(request.life)
             if len(other.overtaken_by) >= self._most:
                 self.discard(other)
@@ -65,6 +67,6 @@ def goes_before(one: Request, other: Request) -> bool:
     return _rank(one)[:2] < _rank(other)[:2]
 
 
-def _rank(request: Request) -> tuple[bool, int, int]:
+def _rank(request: Request) -> tuple[bool, int, float]:
     """Who goes first: the smaller."""
     return not request.promoted, 0 if request.promoted else -request.prefill.priority, request.place
