@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from tests.harness.fake_pipeline import BLOCK, FakePipeline
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.harness.fake_pipeline import BLOCK, FakePipeline, request
 from wavepp_controller.core.config import ControllerConfig
 from wavepp_controller.core.events import SendRound, SendWave
+from wavepp_controller.core.order import RankedOrder
+from wavepp_controller.core.phases import PhaseLog
+from wavepp_controller.core.request import Request
+from wavepp_proto.hashing import HashScope
 from wavepp_proto.terms import Finished
 
 
@@ -95,6 +102,42 @@ def test_waiting_request_keeps_what_is_behind_it_waiting_when_a_class_above_pass
 
 def lanes(pipeline: FakePipeline) -> list[list[str]]:
     return [[row.key.request_id for row in rows] for rows in pipeline.waves()]
+
+
+def made(place: int, priority: int) -> Request:
+    prefill = request(f"r{place}", 1, priority=priority)
+    scope = HashScope("m", "l")
+    one = Request(prefill, scope, BLOCK, 0.0, 1.0, 0.0, PhaseLog(prefill.request_id, 0.0, 0.0), life=place)
+    one.place = place
+    return one
+
+
+@given(st.lists(st.one_of(st.integers(-2, 2), st.none()), max_size=60), st.integers(0, 4))
+def test_nobody_is_overtaken_more_often_than_allowed_when_requests_come_and_go(
+    script: list[int | None], most: int
+) -> None:
+    """A number lets a request of that class come, None serves the head."""
+    order, served = RankedOrder(most), list[Request]()
+
+    def serve() -> None:
+        head = order.head
+        if head is not None:
+            order.discard(head)
+            order.serve(head)
+            served.append(head)
+
+    for place, priority in enumerate(script):
+        if priority is None:
+            serve()
+        else:
+            order.add(made(place, priority))
+        assert order.check() == []
+    while order:
+        serve()
+    for at, one in enumerate(served):
+        before = [other for other in served[:at] if other.place > one.place]
+        assert len(before) <= most
+        assert all(other.prefill.priority > one.prefill.priority for other in before)
 
 
 def test_lanes_follow_classes_when_several_prompts_are_in_work() -> None:
