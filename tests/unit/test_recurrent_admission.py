@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -294,3 +295,26 @@ def test_snapshot_already_sent_is_waited_for_when_the_front_is_past_the_boundary
 def test_model_facts_name_the_groups_of_each_band() -> None:
     facts = ModelFacts("m", "f", layers=6, vocabulary=10, window=10, recurrent_layers=(0, 1, 2, 4))
     assert [facts.groups_of(first, first + 2) for first in (0, 2, 4)] == [(RECURRENT,), BOTH, BOTH]
+
+
+def test_core_agrees_on_the_deepest_common_snapshot_when_snapshots_lie_anywhere() -> None:
+    """Field bug 16 again, with rounds and votes in between."""
+    rng = random.Random(4)
+    bands = (BOTH,) * 3
+    pipeline = hybrid(*bands)
+    count = 40 * BLOCK + 1
+    everywhere = [place * BLOCK for place in range(1, 41)]
+    for stage in range(3):
+        pipeline.digest(stage, hashes(count), everywhere)
+    for number in range(200):
+        name = f"r{number}"
+        places = [sorted(rng.sample(everywhere, rng.randint(0, 10))) for _ in bands]
+        for stage, snapshots in enumerate(places):
+            daemon = pipeline.daemon(stage)
+            daemon.hits[name], daemon.snapshots[name] = 40 * BLOCK, snapshots
+        pipeline.submit(name, count)
+        common = set.intersection(*(set(snapshots) for snapshots in places))
+        found = admitted(pipeline, name)
+        assert (found.candidate, found.endpoint) == (40 * BLOCK, max(common, default=0))
+        assert found.rounds <= len({0}.union(*places)) + 1
+        assert isinstance(pipeline.outcome(name), Finished)
