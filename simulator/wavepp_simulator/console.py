@@ -152,6 +152,8 @@ class Console:
         mishaps.mend(self.world)
         self.world.faulted_at = mischief
         self.world.run(lambda: self.world.idle, MEND_S)
+        if self.world.harmed:  # what a lost message left behind is found by the next comparisons of holds
+            self.world.advance(3 * self.world.shape.config.inventory_ms / 1e3)
         self.world.check_drained()
         outcomes.check(self.world)
 

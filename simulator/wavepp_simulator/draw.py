@@ -33,6 +33,8 @@ def draw(seed: int, requests: int) -> Plan:
         acts += _request(rng, options, number, burst=shared)
     kinds = tuple(_FAULTS) if mood >= CALM + HARMLESS else _HARMLESS
     if not calm:
+        if rng.random() < 0.3:  # hints that are behind all the time: stages hold different prefixes
+            acts.append(Act(0, f"slow s{rng.randrange(len(options['pools'].split(',')))}>c/digest 300ms"))
         for _ in range(rng.randint(1, 4)):
             acts += _fault(rng, options, requests, rng.choice(kinds))
     return plan_of(options, acts)
@@ -153,7 +155,7 @@ _FAULTS: dict[str, tuple[str, str]] = {
 _HARMLESS = ("cut", "cut", "repeats", "swaps", "copy")
 _MESSAGE_WIRES = (
     "c>s{place}", "s{place}>c", "c>s{place}/announce", "c>s{place}/rounds", "c>s{place}/waves", "c>s{place}/control",
-    "s{place}>c/announce", "s{place}>c/rounds", "s{place}>c/waves", "s{place}>c/digest",
+    "s{place}>c/announce", "s{place}>c/rounds", "s{place}>c/waves", "s{place}>c/digest", "s{place}>c/digest",
 )  # fmt: skip
 _WIRES = ("c>s{place}", "s{place}>c", "s{place}>c/digest", "s{place}>c/rounds", "s{place}>s{following}", "etcd")
 _SILENT_WIRES = ("c>s{place}", "s{place}>c", "s{place}>etcd")

@@ -55,10 +55,11 @@ class Omniscient:
     def prepares(self, controller: SimController, key: HoldKey) -> None:
         """The controller asks every stage to hold a prefix of the request."""
         self._asked.pop(key, None)
-        stages = self._stages(controller)
         if not controller.settled:
             return
-        contents = [contents_of(stage) for stage in stages]
+        contents = self._contents(controller)
+        if contents is None:
+            return
         truth = self._truth(controller, key, contents)
         self._check_hint(controller, key, truth)
         self._asked[key] = _Asked(truth, sum(found.dropped for found in contents))
@@ -87,7 +88,9 @@ class Omniscient:
     def admits(self, controller: SimController, event: Admitted) -> None:
         key = HoldKey(event.request_id, event.attempt)
         asked = self._asked.pop(key, None)
-        contents = [contents_of(stage) for stage in self._stages(controller)]
+        contents = self._contents(controller)
+        if contents is None:
+            return
         truth = self._truth(controller, key, contents)
         if event.endpoint > truth:
             raise Violation("endpoint", f"{key} is admitted at {event.endpoint}, the caches have {truth}")
@@ -101,14 +104,13 @@ class Omniscient:
         self.counts["tokens_lost"] += truth - event.endpoint
         self.counts["tokens_possible"] += truth
 
-    def _stages(self, controller: SimController) -> list[SimStage]:
-        """Those that are in the controller's formation."""
-        found = []
-        for key, link in controller.links.items():
-            stage = self._world.stages[key.stage]
-            if stage.record.incarnation == link.plan.fence.incarnation:
-                found.append(stage)
-        return found
+    def _contents(self, controller: SimController) -> list[Contents] | None:
+        """Of all stages; None if one of them has left the controller's formation, which it may not know yet."""
+        links = controller.links
+        stages = [(self._world.stages[key.stage], link.plan) for key, link in links.items()]
+        if not all(stage.process.alive and stage.plan == plan for stage, plan in stages):
+            return None
+        return [contents_of(stage) for stage, _ in stages]
 
     def _truth(self, controller: SimController, key: HoldKey, stages: list[Contents]) -> int:
         """The longest endpoint that all stages could reuse, in tokens."""

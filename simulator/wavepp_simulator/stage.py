@@ -65,6 +65,8 @@ class SimStage:
         """The formation this daemon serves; None between formations."""
         self.reports = ReportLog(record.stages)
         """Of that formation."""
+        self._epoch = 0
+        """Of the newest controller that asked for an inventory or a join."""
         self._heard_at = 0.0
         """When the controller of the present formation was last heard (s)."""
         self.draining = False
@@ -85,16 +87,24 @@ class SimStage:
         actions = self._perform(self.machine.handle(event))
         if isinstance(event, ev.ControllerHeard) and self.machine.fence_deadline() is not None:
             self._heard_at = event.now
-        elif isinstance(event, _WANTED) and self.plan is not None:
-            self._check_fence(self.plan, event, actions)
+        elif isinstance(event, ev.InventoryAsked | ev.JoinAsked):
+            fence = event.fence if isinstance(event, ev.InventoryAsked) else event.plan.fence
+            self._epoch = max(self._epoch, fence.epoch)
+        elif isinstance(event, _WANTED) and any(isinstance(action, _OBEYED) for action in actions):
+            self._check_fence(event)
         return actions
 
-    def _check_fence(self, plan: JoinPlan, event: ev.Event, actions: list[ev.Action]) -> None:
-        """Whatever a controller wants is done only while it is heard."""
+    def _check_fence(self, event: ev.RoundArrived | ev.WaveArrived | ev.PrepareWave) -> None:
+        """Whatever a controller wants is done only while it is heard, and none newer was."""
         silent_s = self.now - self._heard_at
-        if silent_s > plan.silence_ms / 1e3 and any(isinstance(action, _OBEYED) for action in actions):
+        if self.plan is not None and silent_s > self.plan.silence_ms / 1e3:
             what = f"obeyed a {type(event).__name__} {silent_s:.3f} s after it last heard its controller"
             raise Violation("fence", f"stage {self.place} {what}")
+        if isinstance(event, ev.PrepareWave):
+            return
+        epoch = (event.round if isinstance(event, ev.RoundArrived) else event.command).fence.epoch
+        if epoch < self._epoch:
+            raise Violation("fence", f"stage {self.place} obeyed epoch {epoch} after it had heard of {self._epoch}")
 
     def owns(self, key: HoldKey) -> bool:
         return any(hold.key == key and hold.owned_blocks for hold in self.machine.inventory().holds)

@@ -1,0 +1,231 @@
+"""Protocol bugs to plant in the real cores, each as one change of one function's source.
+
+A mutant names a function and a piece of its text that occurs there once; a text that no longer occurs is an
+error, so a mutant cannot quietly stop being one. Planting changes the running process only: `hunt.py` is the
+process. The simulator imports the mutated cores like the honest ones.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import textwrap
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+STAGE = "wavepp_stage.core"
+CONTROLLER = "wavepp_controller.core"
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    name: str
+    module: str
+    function: str
+    """`Class.method` or a function of the module."""
+    old: str
+    new: str
+    quick: bool = True
+    """Caught soon enough for every test run."""
+
+
+MUTANTS = (
+    Mutant(
+        "publish before compute",
+        f"{STAGE}.block_cache",
+        "BlockCache.publish",
+        "tokens // self._block_tokens",
+        "hold.prompt_tokens // self._block_tokens",
+    ),
+    Mutant(
+        "lease released before escrow",
+        f"{STAGE}.block_cache",
+        "BlockCache.materialise",
+        "hold.advance(HoldInput.MATERIALISE)",
+        "hold.advance(HoldInput.MATERIALISE)\n            store.tree.drop(hold.chain)",
+    ),
+    Mutant(
+        "lease not charged against evictable",
+        f"{STAGE}.block_cache",
+        "BlockCache.lease",
+        "blocks_for(prompt_tokens, size) - tree.held_by_others(hold.chain, 0)",
+        "blocks_for(prompt_tokens, size) - len(hold.chain)",
+    ),
+    Mutant(
+        "restored snapshot not charged",
+        f"{STAGE}.block_cache",
+        "BlockCache.lease",
+        "self._ledger.demand_states(hold) + self._ledger.unheld(hold.snapshot, 0)",
+        "self._ledger.demand_states(hold)",
+    ),
+    Mutant(
+        "a stage forgotten in the minimum",
+        f"{CONTROLLER}.reconcile",
+        "decide",
+        "min(hold.endpoint for hold in held.values())",
+        "min(hold.endpoint for hold in [*held.values()][: max(1, len(held) - 1)])",
+    ),
+    Mutant(
+        "wave ordinal applied twice",
+        f"{STAGE}.waves",
+        "WaveOrder.accept",
+        "        return False\n    if command.ordinal > wanted:",
+        "        return command.ordinal in self._commands\n    if command.ordinal > wanted:",
+    ),
+    Mutant(
+        "round ordinal applied twice",
+        f"{STAGE}.rounds",
+        "Rounds.apply",
+        "if self.last and ordinal <= self.last:\n        return self._replay(ordinal)",
+        "if self.last and ordinal < self.last:\n        return self._replay(ordinal)",
+    ),
+    Mutant(
+        "round gap not noticed",
+        f"{STAGE}.rounds",
+        "Rounds.apply",
+        "if self.last and ordinal != self.last + 1:",
+        "if False:",
+    ),
+    Mutant(
+        "release without after_wave",
+        f"{STAGE}.served_formation",
+        "ServedFormation.release",
+        "if after > self.waves.retired:",
+        "if False:",
+    ),
+    Mutant(
+        "inventory before fence",
+        f"{STAGE}.machine",
+        "StageMachine._take_inventory",
+        "ended = self._install_epoch(event.fence.epoch)",
+        "ended: list = []",
+        quick=False,
+    ),
+    Mutant(
+        "subtree dropped in two deltas, the root first",
+        f"{STAGE}.digest_feed",
+        "DigestFeed.removed",
+        "self._change(False, hashes)",
+        "self._change(False, {group: keys[::-1] for group, keys in hashes.items()}); self._torn = True",
+    ),
+    Mutant(
+        "snapshot published from a void row",
+        f"{STAGE}.block_cache",
+        "BlockCache.discard",
+        "hold.void = True",
+        "self._ledger.let_go(hold); self._publish_states(hold, hold.prompt_tokens)",
+    ),
+    Mutant(
+        "onboard not awaited",
+        f"{STAGE}.block_cache",
+        "BlockCache.materialise",
+        "if hold.after_lot > store.copies.ended:",
+        "if False:",
+    ),
+    Mutant(
+        "device block rewritten before its off-load is complete",
+        f"{STAGE}.residency",
+        "Residency.take_blocks",
+        "lots[-1].copy.number if lots else 0",
+        "0",
+    ),
+    Mutant(
+        "host block freed before its copy is complete",
+        f"{STAGE}.residency",
+        "Residency.bring_back",
+        "self._incoming[lot.nodes] = lot.copy.number",
+        "self._incoming[lot.nodes] = lot.copy.number\n        self.tree.bring_back(nodes, blocks)",
+    ),
+    Mutant(
+        "stale digest applied after a gap",
+        "wavepp_proto.digest",
+        "DigestCursor.offer",
+        "if not self.in_sync or digest.seq != self.seq + 1:",
+        "if self.in_sync and digest.seq > self.seq + 1:\n"
+        "        for group in digest.groups:\n"
+        "            self.sums[group.group] = _GroupSum(group.count, group.checksum)\n"
+        "        self.seq = digest.seq\n"
+        "        return Verdict.APPLY\n"
+        "    if not self.in_sync:",
+    ),
+    Mutant(
+        "self-fence missing",
+        f"{STAGE}.silence",
+        "Silence.lapsed",
+        "return deadline is not None and now > deadline",
+        "return False",
+    ),
+    Mutant(
+        "resend of waves forgotten",
+        f"{CONTROLLER}.service",
+        "Service.resume",
+        "self._out.send(*self.execution.again(key))",
+        "pass",
+        quick=False,
+    ),
+    Mutant(
+        "resend of rounds forgotten",
+        f"{CONTROLLER}.service",
+        "Service.resume",
+        "self._out.send(*self.rounds.again(key, now))",
+        "pass",
+        quick=False,
+    ),
+    Mutant(
+        "revise does not acquire the earlier snapshot",
+        f"{STAGE}.block_cache",
+        "BlockCache._lower",
+        "self._store.states.hold(new.snapshot)",
+        "pass",
+    ),
+    Mutant(
+        "duplicate report counted twice",
+        f"{CONTROLLER}.hearing",
+        "Hearing._take_report",
+        'self._out.count("duplicate_reports")',
+        "service.report(daemon.key, event.report, event.now)",
+    ),
+    Mutant(
+        "no quarantine at the end of a formation",
+        f"{STAGE}.block_cache",
+        "BlockCache.end_formation",
+        "self._store.pool.quarantine(formation, hold.private_blocks)",
+        "self._store.pool.give(hold.private_blocks)",
+    ),
+    Mutant(
+        "wake-up for room lost",
+        f"{CONTROLLER}.ready",
+        "ReadyOrder._due",
+        "return bool(shortages) and all(",
+        "return False and all(",
+    ),
+    Mutant(
+        "cancel leaves no tombstone",
+        f"{STAGE}.announcements",
+        "Announcements.forget",
+        "self._tombstones[key] = None",
+        "pass",
+        quick=False,
+    ),
+)
+
+
+def plant(name: str) -> None:
+    """Change the running process. KeyError for an unknown mutant, ValueError for one whose text is gone."""
+    mutant = {known.name: known for known in MUTANTS}[name]
+    module = importlib.import_module(mutant.module)
+    owner: Any = module
+    *path, last = mutant.function.split(".")
+    for part in path:
+        owner = getattr(owner, part)
+    honest = getattr(owner, last)
+    source = textwrap.dedent(inspect.getsource(honest))
+    if source.count(mutant.old) != 1:
+        raise ValueError(f"{mutant.name}: {mutant.old!r} occurs {source.count(mutant.old)} times in {mutant.function}")
+    changed: dict[str, Any] = {}
+    text = "from __future__ import annotations\n" + source.replace(mutant.old, mutant.new)
+    exec(compile(text, f"<{mutant.name}>", "exec"), module.__dict__, changed)
+    made = changed[last]
+    assert isinstance(made, FunctionType), "a mutant is a function"
+    setattr(owner, last, made)
