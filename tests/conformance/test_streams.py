@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 
 import numpy as np
 import pytest
@@ -17,7 +18,10 @@ from tests.harness.cluster import Cluster
 from tests.harness.eventually import eventually
 from wavepp import PrefillResult, errors
 from wavepp_controller.core.events import DigestArrived, Event
+from wavepp_proto import convert
+from wavepp_proto.runtime.channels import open_channel
 from wavepp_proto.terms import Attempt, HoldKey, PipelineId, RequestId
+from wavepp_proto.v1 import control_pb2_grpc
 from wavepp_stage.core.block_hashes import BlockHashes
 
 SLOW = "emulated:layers=8,vocabulary=1000,window=65536,token_us=100"
@@ -104,6 +108,32 @@ async def test_both_sides_end_the_formation_when_a_connection_is_away_for_too_lo
         await cluster.serving(formation=2)
         assert (await answered(cluster, known)).cached_tokens == 6 * B  # what was published stays
         await answered(cluster, prompt(900, 0))
+
+
+async def test_daemon_is_somebody_new_when_the_end_of_its_formation_comes_after_the_silence() -> None:
+    """A thawed process finds it in its sockets, perhaps before its own timer fires: its controller has given up on
+    this incarnation, and takes only another one at once."""
+    async with Cluster(stages=2, proxied=True, silence_ms=1250) as cluster:
+        daemon, before, plan = cluster.daemons[0], cluster.daemons[0].incarnation, cluster.daemons[0].control.plan
+        assert plan is not None
+        assert daemon.execution._timer is not None
+        daemon.execution._timer.cancel()
+        cluster.proxy.hold()
+
+        def lapsed() -> bool:
+            deadline = daemon.core.read(lambda machine: machine.fence_deadline())
+            return deadline is not None and time.monotonic() > deadline
+
+        await eventually(lapsed)
+        async with open_channel(cluster.proxy.target) as channel:
+            cause = errors.StageLost("it was silent").info()
+            await control_pb2_grpc.StageControlStub(channel).EndFormation(
+                convert.end_formation_to_pb(plan.fence, cause), timeout=30
+            )
+        await eventually(lambda: daemon.incarnation != before)
+        cluster.proxy.heal()
+        await cluster.serving(formation=2)
+        await answered(cluster, prompt(40, 1))
 
 
 async def test_stages_let_go_at_once_when_the_controller_closes_in_order() -> None:

@@ -161,6 +161,9 @@ class ControlService(control_pb2_grpc.StageControlServicer):
     async def EndFormation(self, request: pb.EndFormationRequest, context: Context) -> pb.EndFormationResponse:
         try:
             fence, cause = convert.end_formation_from_pb(request)
+            # One that waited here while this process was frozen comes from a controller that has given it up: only
+            # as somebody new is it taken again at once.
+            self._core.fence_if_silent(time.monotonic())
             await self.end_formation(fence, cause.message if cause else "")
         except WaveppError as error:
             await convert.abort(context, error)
