@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from wavepp_controller.core.index import SHARDS, ReuseIndex, short_chain
+from wavepp_controller.core.hash_table import SHARDS
+from wavepp_controller.core.index import ReuseIndex, short_chain
 from wavepp_proto.digest import Hashes, Verdict, checksum, pack_hashes
 from wavepp_proto.hashing import HashScope, hash_blocks, short
 from wavepp_proto.terms import (
