@@ -14,13 +14,14 @@ from hypothesis import settings
 
 from tests.harness.cache_machine import ATTENTION, LOT, LOTS, RECURRENT, SLICE, CacheMachine, some
 from tests.harness.stage_core import B
-from wavepp_stage.core import block_cache, copies
+from wavepp_stage.core import block_cache, copies, digest_feed
 
 
 @pytest.fixture(autouse=True)
 def small_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block_cache, "EVICTION_SLICE", SLICE)
     monkeypatch.setattr(block_cache, "OFFLOAD_SLICE", SLICE)
+    monkeypatch.setattr(digest_feed, "MAX_DIGEST_HASHES", 3)  # whatever is told in two parts is cut
     monkeypatch.setattr(copies, "MAX_COPIES", LOT)
     monkeypatch.setattr(copies, "MAX_LOTS", LOTS)
 

@@ -206,18 +206,69 @@ def test_hold_is_void_when_the_copy_of_its_prefix_failed(pool: Pool) -> None:
     assert pool.host_free == 4 - pool.cache.host_cached_blocks
 
 
-def test_lost_hold_gives_nothing_back_when_a_copy_still_reads_its_blocks(pool: Pool) -> None:
-    """A block that is given to another while an old copy lands in it is a wrong answer without an error."""
+def test_lost_hold_gives_nothing_back_when_a_copy_still_moves_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Field bug 42: a block given to another while an old copy lands in it is a wrong answer without an error."""
+    monkeypatch.setattr(block_cache, "OFFLOAD_SLICE", 1)
+    pool = Pool(pool=6, host=4)
     tokens = off_loaded(pool)
     pool.commit("again", tokens, 3 * B)
+    while pool.materialise("again") is Materialised.MORE:
+        pass
+    first, out, *later = pool.cache.take_lots()
+    assert [lot.direction.value for lot in (first, out, *later)] == ["offload", "onboard", "offload", "onboard"]
+    pool.cache.copied(out.number, False)  # it counts once the one before it has ended
     assert pool.materialise("again") is COPYING
-    out, back = pool.cache.take_lots()
-    pool.cache.copied(back.number, False)  # reported first: it counts once the earlier one has ended
+    pool.cache.copied(first.number, True)
     pool.release("again")
     assert pool.cache.hold_state(key("again")) is not None
-    pool.cache.copied(out.number, True)
-    pool.cache.check()
+    for lot in later:
+        assert pool.cache.hold_state(key("again")) is not None
+        pool.cache.copied(lot.number, True)
+        pool.cache.check()
+    pool.copy()
     assert pool.cache.hold_state(key("again")) is None
+    free, evictable, escrowed = pool.counts
+    assert (free + evictable, escrowed) == (6, 0)
+
+
+def test_published_block_is_handed_over_when_another_is_bringing_it_back() -> None:
+    """The copy that is under way fails; nobody needs it any more."""
+    pool = Pool(pool=12, host=4)
+    tokens = prompt(1, 2)
+    pool.cached("a", tokens)
+    pool.commit("b", tokens)
+    assert pool.materialise("b") is DONE
+    pool.run("c", prompt(2, 8))  # moves a out
+    pool.release("c")
+    pool.commit("d", [*tokens[:-1], 5], 2 * B)
+    assert pool.materialise("d") is COPYING
+    pool.publish("b", len(tokens))
+    pool.copy(ok=False)
+    assert pool.materialise("d") is DONE
+    assert pool.table("d")[:2] == pool.table("b")[:2]
+    assert pool.hit(tokens) == {ATTENTION: 2 * B}
+
+
+def test_late_failure_harms_nobody_when_node_and_host_block_have_new_owners() -> None:
+    """The one host block goes from a to b to z, and z has the node id that a had: only z's own copy counts for z."""
+    pool = Pool(pool=4, host=1)
+    pool.cached("a", [1] * B)
+    pool.cached("b", [2] * B)
+    pool.commit("z", [3] * B)
+    assert pool.materialise("z") is DONE
+    for name, blocks in (("x", 2), ("y", 1)):  # a moves out, then b does and a is gone
+        pool.commit(name, [ord(name)] * (blocks * B))
+        assert pool.materialise(name) is COPYING
+    pool.publish("z", B)
+    pool.release("z")
+    pool.commit("w", [9] * B)
+    assert pool.materialise("w") is COPYING
+    lots = pool.cache.take_lots()
+    assert [lot.host.tolist() for lot in lots] == [[0], [0], [0]]
+    for lot in lots:
+        pool.cache.copied(lot.number, lot.number > 1)
+        pool.cache.check()
+    assert [pool.hit([symbol] * B + [99])[ATTENTION] for symbol in (1, 2, 3)] == [0, 0, B]
 
 
 def test_committed_hold_falls_below_what_was_lost_when_revised() -> None:
