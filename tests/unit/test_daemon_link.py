@@ -187,3 +187,21 @@ async def test_reports_are_acknowledged_once_a_ring_and_not_only_with_the_next_h
         assert heard.reported == 2 * ring + 1
         assert [beat.reported_wave for beat in stage.beats] == [0, ring, 2 * ring]
         assert [beat.count for beat in stage.beats] == [1, 2, 3]
+
+
+async def test_opening_under_way_gives_way_to_a_newer_one() -> None:
+    stage = Stage()
+    async with linked(stage) as (link, heard):
+        await eventually(lambda: heard.events)
+        stage.refusal = StaleMessage("not yet", field="ordinal", value=1)
+        stage.break_off.set()
+        await eventually(heard.losses)
+        for reported in range(20):
+            link.reopen(WaveOrdinal(reported))
+            for _ in range(reported):
+                await asyncio.sleep(0)
+        stage.refusal = None
+        await eventually(lambda: any(isinstance(event, StreamsReopened) for event in heard.events))
+        await eventually(lambda: stage.beats[-1].reported_wave == 19)
+        assert sum(isinstance(event, StreamsReopened) for event in heard.events) == 1
+        assert len(heard.losses()) == 1

@@ -161,7 +161,7 @@ class DaemonLink:
     def _opened(self) -> None:
         """The daemon has spoken on the new wave stream."""
         opening, self._opening = self._opening, None
-        if opening is not None:
+        if opening is not None and not opening.done():  # a newer opening cancels the one under way
             opening.set_result(None)
             self._lost = False
             self._post(StreamsReopened(self.plan.key, self.plan.fence.formation, time.monotonic()))
@@ -245,7 +245,8 @@ class DaemonLink:
         """One stream has ended: the first word counts, the others share its fate."""
         opening, self._opening = self._opening, None
         if opening is not None:
-            opening.set_result(ending)
+            if not opening.done():
+                opening.set_result(ending)
         elif not self._lost:
             self._post_lost(ending)
 
