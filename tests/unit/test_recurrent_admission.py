@@ -273,7 +273,7 @@ def test_deepest_snapshot_on_the_way_is_waited_for_when_the_boundary_cannot_have
 
 
 def test_nobody_waits_when_the_front_takes_no_snapshot_before_the_boundary() -> None:
-    pipeline = hybrid(sharing=True, slots=4)  # the end of the prompt alone
+    pipeline = hybrid(sharing=True, slots=3)  # the end of the prompt alone
     shared(pipeline, 500, ("b", 300))
     assert pipeline.counter("parked") == 0
     assert admitted(pipeline, "b").endpoint == 0

@@ -12,7 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 PART_OF_SLOTS = 4
-"""One request takes at most one slot in so many, so that a few long prompts do not push out everybody's."""
+"""One request takes at most one slot in so many, so that a few long prompts do not push out everybody's..."""
+LEAST_PLACES = 2
+"""...but never fewer than this where they fit: with one alone the end of the prompt would always take the turn of the
+place on demand, and a prompt of whole blocks, which is reused up to its last block, would never hit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +32,10 @@ class SnapshotPolicy:
     def of(cls, block_tokens: int, snapshot_tokens: int, fewest_slots: int | None) -> SnapshotPolicy:
         """`fewest_slots` of any recurrent daemon; None if there is no such daemon."""
         every = max(block_tokens, snapshot_tokens // block_tokens * block_tokens) if snapshot_tokens else 0
-        most = 0 if fewest_slots is None else max(1, fewest_slots // PART_OF_SLOTS)
-        return cls(block_tokens, every, most, fewest_slots or 0)
+        slots = fewest_slots or 0
+        # A working state and the snapshot begun with take a slot each.
+        most = max(1, min(LEAST_PLACES, slots - 2), slots // PART_OF_SLOTS) if slots else 0
+        return cls(block_tokens, every, most, slots)
 
     def promised(self, endpoint: int, prompt_tokens: int) -> int:
         """Snapshots to escrow for a suffix: those known now, and a spare for what turns up on the way.
