@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -39,7 +40,7 @@ async def test_a_cluster_serves_with_tls_everywhere_and_refuses_who_has_no_certi
     """The emulated engine's activations travel over gRPC: stage to stage is a hop too."""
     shown = ClientSecurity(certificates.ca, certificates.client_cert, certificates.client_key)
     options = etcd.options
-    plan = {
+    plan: dict[str, Any] = {
         "etcd": options.endpoints[0], "etcd_ca": options.ca, "etcd_cert": options.cert, "etcd_key": options.key,
         "tls": {"tls-ca": certificates.ca, "tls-cert": certificates.server_cert, "tls-key": certificates.server_key},
     }  # fmt: skip
