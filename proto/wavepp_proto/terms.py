@@ -614,6 +614,8 @@ class JoinPlan:
     state_slots: int = 0
     groups: tuple[CacheGroup, ...] = (CacheGroup.ATTENTION,)
     """Cache groups of the band: what this stage must hold for a prefix to be reusable."""
+    first_round: RoundOrdinal = RoundOrdinal(0)
+    """Ordinal of this formation's first round, so that its loss is noticed; 0 = any."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,6 +143,16 @@ def test_pipeline_forms_anew_when_leadership_is_won_again() -> None:
     assert isinstance(pipeline.outcome("a"), Finished)
 
 
+def test_plan_names_the_first_round_when_a_formation_follows_another() -> None:
+    pipeline = FakePipeline()
+    pipeline.submit("a", 40)
+    sent = {action.key: action.round.fence.ordinal for action in pipeline.of(SendRound)}
+    pipeline.post(ReformAsked(PIPELINE, (), None, None, pipeline.now))
+    plans = pipeline.of(FormPipeline)[-1].plans
+    assert {plan.key: plan.first_round for plan in plans} == {key: last + 1 for key, last in sent.items()}
+    assert {plan.first_round for plan in pipeline.of(FormPipeline)[0].plans} == {1}
+
+
 # --- what is agreed -----------------------------------------------------------------------------
 
 

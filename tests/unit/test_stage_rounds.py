@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from wavepp_proto.terms import (
     Prepare,
     Release,
     Revise,
+    RoundOrdinal,
     Row,
     VoteOutcome,
     WaveOrdinal,
@@ -187,6 +189,16 @@ def test_first_round_of_a_formation_may_carry_any_ordinal(stage: StageDriver) ->
     stage.rejoin(join_plan(formation=2))
     stage.round_ordinal = 40
     assert stage.votes() == ()
+
+
+def test_first_round_is_missed_when_the_plan_names_it(stage: StageDriver) -> None:
+    stage.rejoin(replace(join_plan(formation=2), first_round=RoundOrdinal(40)))
+    assert stage.machine.inventory().last_round == 39
+    stage.round_ordinal = 41
+    with pytest.raises(StaleMessage, match="a round is missing"):
+        stage.votes()
+    stage.round_ordinal = 39
+    assert [stage.votes(), stage.votes()] == [(), ()]
 
 
 @pytest.mark.parametrize(

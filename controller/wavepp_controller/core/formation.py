@@ -30,6 +30,7 @@ from wavepp_proto.terms import (
     LinkKind,
     MemberRecord,
     Peer,
+    RoundOrdinal,
     StageTimes,
 )
 
@@ -231,9 +232,11 @@ def draw_up(
     epoch: Epoch,
     terms: Terms,
     config: ControllerConfig,
+    rounds: Mapping[DaemonKey, RoundOrdinal],
     now: float,
 ) -> PipelineFormation:
-    """The formation of `records` (complete, (stage, rank) order), with one join plan per daemon."""
+    """The formation of `records` (complete, (stage, rank) order), with one join plan per daemon; `rounds` are the
+    ordinals of their next rounds."""
     link = choose_link(records, terms.link)
     first = next(iter(records.values()))
     peers = tuple(Peer(key, r.incarnation, r.address, r.link_address) for key, r in records.items())
@@ -267,6 +270,7 @@ def draw_up(
                 silence_ms=config.silence_ms,
                 state_slots=record.state_slots if CacheGroup.RECURRENT in record.groups else 0,
                 groups=record.groups,
+                first_round=rounds[key],
             ),
         )
         for key, record in records.items()

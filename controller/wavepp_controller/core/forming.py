@@ -16,7 +16,16 @@ from wavepp_controller.core.outbox import Outbox
 from wavepp_controller.core.verdicts import PipelineFacts
 from wavepp_proto import limits
 from wavepp_proto.errors import FormationEnded, InvalidRequest, JoinRefused, WaveppError
-from wavepp_proto.terms import DaemonKey, Epoch, Formation, Incarnation, LinkKind, PipelineId, RoundOrdinal
+from wavepp_proto.terms import (
+    DaemonKey,
+    Epoch,
+    Formation,
+    Incarnation,
+    LinkKind,
+    MemberRecord,
+    PipelineId,
+    RoundOrdinal,
+)
 
 LOST_HOLD_S = 1.5 * limits.MEMBER_TTL_S
 """A silent incarnation that is still registered after this is alive, and may be asked to join again; a later one
@@ -71,7 +80,8 @@ class Forming:
             return None
         self.number = Formation(self.number + 1)
         try:
-            self.present = draw_up(roster.records, self.number, self._epoch, self._terms, self._config, now)
+            rounds = self._rounds_of(roster.records)
+            self.present = draw_up(roster.records, self.number, self._epoch, self._terms, self._config, rounds, now)
         except JoinRefused as error:
             self._back_off(error, now)
             return None
@@ -84,8 +94,7 @@ class Forming:
         for key in formation.daemons:
             self.members.joined(key)
         self.facts = formation.facts()
-        lives = {key: daemon.record.incarnation for key, daemon in formation.daemons.items()}
-        return self.facts, {key: self._next_rounds.get((key, life), RoundOrdinal(1)) for key, life in lives.items()}
+        return self.facts, self._rounds_of({key: daemon.record for key, daemon in formation.daemons.items()})
 
     def worked(self) -> None:
         """A wave went through: earlier failures are over."""
@@ -169,6 +178,10 @@ class Forming:
             limit=self._config.join_deadline_ms,
             stages=slow,
         )
+
+    def _rounds_of(self, records: Mapping[DaemonKey, MemberRecord]) -> dict[DaemonKey, RoundOrdinal]:
+        """Ordinal of each daemon's next round."""
+        return {key: self._next_rounds.get((key, r.incarnation), RoundOrdinal(1)) for key, r in records.items()}
 
     def _learn(self, roster: Roster) -> None:
         if roster.records:

@@ -5,7 +5,17 @@ from __future__ import annotations
 from wavepp_proto import limits
 from wavepp_proto.convert import _check
 from wavepp_proto.convert import common as c
-from wavepp_proto.terms import CacheGroup, ErrorInfo, Fence, Incarnation, JoinPlan, JoinReply, LinkKind, Peer
+from wavepp_proto.terms import (
+    CacheGroup,
+    ErrorInfo,
+    Fence,
+    Incarnation,
+    JoinPlan,
+    JoinReply,
+    LinkKind,
+    Peer,
+    RoundOrdinal,
+)
 from wavepp_proto.v1 import control_pb2 as pb
 
 _LINK_TO_PB = {
@@ -40,6 +50,7 @@ def join_plan_to_pb(plan: JoinPlan) -> pb.JoinRequest:
         silence_ms=plan.silence_ms,
         state_slots=plan.state_slots,
         groups=[c.GROUP_TO_PB[group] for group in plan.groups],
+        first_round=plan.first_round,
     )
 
 
@@ -69,6 +80,7 @@ def join_plan_from_pb(msg: pb.JoinRequest) -> JoinPlan:
         silence_ms=msg.silence_ms,
         state_slots=msg.state_slots,
         groups=tuple(c.group_from_pb(group) for group in msg.groups) or (CacheGroup.ATTENTION,),
+        first_round=RoundOrdinal(msg.first_round),
     )
 
 

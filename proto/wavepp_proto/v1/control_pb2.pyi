@@ -99,6 +99,7 @@ class JoinRequest(_message.Message):
     SILENCE_MS_FIELD_NUMBER: _builtins.int
     STATE_SLOTS_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
+    FIRST_ROUND_FIELD_NUMBER: _builtins.int
     stages: _builtins.int
     ranks: _builtins.int
     model_fingerprint: _builtins.str
@@ -125,6 +126,8 @@ class JoinRequest(_message.Message):
     """Silence after which the other side counts as lost."""
     state_slots: _builtins.int
     """Slots of the recurrent group: working states and snapshots; 0 where the band has no recurrent layer."""
+    first_round: _builtins.int
+    """Ordinal of the first round of this formation; 0 from older controllers: any."""
     @_builtins.property
     def fence(self) -> _common_pb2.Fence: ...
     @_builtins.property
@@ -159,10 +162,11 @@ class JoinRequest(_message.Message):
         silence_ms: _builtins.int = ...,
         state_slots: _builtins.int = ...,
         groups: _abc.Iterable[_common_pb2.CacheGroup.ValueType] | None = ...,
+        first_round: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fence", b"fence", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "deadline_ms", b"deadline_ms", "fence", b"fence", "first_layer", b"first_layer", "floor_blocks", b"floor_blocks", "groups", b"groups", "heartbeat_ms", b"heartbeat_ms", "host_pool_blocks", b"host_pool_blocks", "key", b"key", "lanes", b"lanes", "last_layer", b"last_layer", "link", b"link", "link_store", b"link_store", "model_fingerprint", b"model_fingerprint", "peers", b"peers", "pool_blocks", b"pool_blocks", "ranks", b"ranks", "silence_ms", b"silence_ms", "stages", b"stages", "state_slots", b"state_slots", "wave_tokens", b"wave_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "deadline_ms", b"deadline_ms", "fence", b"fence", "first_layer", b"first_layer", "first_round", b"first_round", "floor_blocks", b"floor_blocks", "groups", b"groups", "heartbeat_ms", b"heartbeat_ms", "host_pool_blocks", b"host_pool_blocks", "key", b"key", "lanes", b"lanes", "last_layer", b"last_layer", "link", b"link", "link_store", b"link_store", "model_fingerprint", b"model_fingerprint", "peers", b"peers", "pool_blocks", b"pool_blocks", "ranks", b"ranks", "silence_ms", b"silence_ms", "stages", b"stages", "state_slots", b"state_slots", "wave_tokens", b"wave_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -55,7 +55,9 @@ class Rounds:
         self._cache = cache
         self._announcements = announcements
         self._release = release
-        self.last = RoundOrdinal(0)
+        self.last = RoundOrdinal(max(0, plan.first_round - 1))
+        self._in_order = plan.first_round > 0
+        """`last` says what comes next; not so before the first round of a controller that does not tell."""
         self._answered: deque[Votes] = deque(maxlen=REMEMBERED_ROUNDS)
         self._last_vote: dict[HoldKey, tuple[Vote, int]] = {}
         """Of every hold, with the snapshots it was promised: a repeated prepare is answered alike."""
@@ -63,12 +65,12 @@ class Rounds:
     def apply(self, asked: Round) -> Votes:
         """Votes of `asked`; the remembered ones if it was applied before. Raises StaleMessage, InvalidRequest."""
         ordinal = RoundOrdinal(asked.fence.ordinal)
-        if self.last and ordinal <= self.last:
+        if self._in_order and ordinal <= self.last:
             return self._replay(ordinal)
-        if self.last and ordinal != self.last + 1:
+        if self._in_order and ordinal != self.last + 1:
             raise StaleMessage("a round is missing", field="ordinal", value=ordinal, limit=self.last + 1)
         self._check(asked)
-        self.last = ordinal
+        self.last, self._in_order = ordinal, True
         for release in asked.releases:
             self._release(release)
         votes = [self._revise(revise) for revise in asked.revises]
