@@ -97,20 +97,25 @@ class GrpcLink:
             self._hub.keep(closing)
 
     async def _send_all(self) -> None:
-        assert self._channel is not None
-        call = execution_pb2_grpc.StageLinkStub(self._channel).Carry()
-        writer = asyncio.create_task(write_all(call, self._frames()), name=f"link-writer-{self.plan.stage}")
         try:
-            await call
+            await self._carry()
             reason = "the next stage closed the link"
         except grpc.aio.AioRpcError as error:
             reason = str(convert.error_from_rpc(error))
         except (grpc.aio.UsageError, asyncio.InvalidStateError):
             reason = "the channel to the next stage was closed"
-        finally:
-            writer.cancel()
         if not self.closed:
             self.listener.on_link_lost(reason)
+
+    async def _carry(self) -> None:
+        """Write frames until the next stage ends the call."""
+        assert self._channel is not None
+        call = execution_pb2_grpc.StageLinkStub(self._channel).Carry()
+        writer = asyncio.create_task(write_all(call, self._frames()), name=f"link-writer-{self.plan.stage}")
+        try:
+            await call
+        finally:
+            writer.cancel()
 
     async def _frames(self) -> AsyncIterator[pb.ActivationFrame]:
         while True:
