@@ -19,8 +19,10 @@ from hypothesis.stateful import (
     rule,
 )
 
+from tests.harness.cache_agreement import agree
+from tests.harness.cache_memory import CacheMemory, Row
 from tests.harness.cache_model import CacheModel
-from tests.harness.cache_model_parts import ModelHold, Prefix
+from tests.harness.cache_model_parts import ModelHold
 from tests.harness.digest_reader import DigestReader
 from tests.harness.stage_core import B, hashes, key
 from wavepp_proto.errors import RowVoided
@@ -30,14 +32,12 @@ from wavepp_stage.core.block_cache import BlockCache
 from wavepp_stage.core.cache_manager import Shortfall
 from wavepp_stage.core.cache_shape import CacheShape
 from wavepp_stage.core.digest_feed import DigestFeed
-from wavepp_stage.core.work import CopyDirection, CopyLot, StateWork
+from wavepp_stage.core.work import CopyDirection, CopyLot
 
 ATTENTION, RECURRENT = CacheGroup.ATTENTION, CacheGroup.RECURRENT
 INCARNATION = Incarnation(3)
 SLICE = LOT = 2
 LOTS = 2
-GARBAGE: Prefix = (-1,)
-Content = dict[int, Prefix]
 
 prompts = st.builds(
     lambda changes, blocks, tail: [int(at in changes) for at in range(blocks) for _ in range(B)] + [9] * tail,
@@ -56,13 +56,6 @@ def some(*phases: str) -> Callable[[CacheMachine], bool]:
     return lambda self: any(hold.phase in phases for hold in self.model.holds.values())
 
 
-class Row:
-    """A chunk that was prepared and has not retired."""
-
-    def __init__(self, start: int, end: int, state: StateWork | None) -> None:
-        self.start, self.end, self.state = start, end, state
-
-
 class CacheMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
@@ -70,9 +63,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.formation = 1
         self.parents: dict[int, int] = {}
         self.reader = DigestReader(INCARNATION, self.parents)
-        self.device: Content = {}
-        self.host: Content = {}
-        self.slot: Content = {}
+        self.memory = CacheMemory()
         self.copying: list[CopyLot] = []
         """Started lots that have not run, in order."""
         self.copied: list[tuple[int, bool]] = []
@@ -172,8 +163,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.position[name], self.rows[name] = hold.leased * B, []
         table = self.cache.table(name)
         assert len(set(table.tolist())) == len(table) == hold.blocks
-        for depth, node in enumerate(hold.chain):
-            assert self.device[int(table[depth])] == node.prefix
+        self.memory.check_prefix(table.tolist(), hold.tokens, hold.leased)
 
     @rule(pick=picks, blocks=st.integers(1, 4), marks=st.sets(st.integers(1, 4), max_size=2))
     @precondition(some("owned"))
@@ -211,28 +201,9 @@ class CacheMachine(RuleBasedStateMachine):
             hold.void = True
             self.cache.discard(name)
             return
-        self._compute(name, hold, row)
+        self.memory.compute(self.cache.table(name).tolist(), hold.tokens, row)
         self.model.publish(hold, row.end)
         self.cache.publish(name, row.end)
-
-    def _compute(self, name: HoldKey, hold: ModelHold, row: Row) -> None:
-        """Read what the row builds on, write what it makes."""
-        table, tokens = self.cache.table(name).tolist(), hold.tokens
-        for depth in range(1, row.end // B + 1):
-            if depth * B > row.start:
-                self.device[table[depth - 1]] = tuple(tokens[: depth * B])
-            else:
-                assert self.device[table[depth - 1]] == tuple(tokens[: depth * B])
-        if row.state is None:
-            return
-        if row.state.restore is not None:
-            self.slot[row.state.working] = self.slot[row.state.restore]
-        elif row.start == 0:
-            self.slot[row.state.working] = ()
-        assert self.slot[row.state.working] == tuple(tokens[: row.start])
-        for position, slot in row.state.snapshots:
-            self.slot[slot] = tuple(tokens[:position])
-        self.slot[row.state.working] = tuple(tokens[: row.end])
 
     @rule(pick=picks)
     @precondition(some("committed", "materialising", "owned"))
@@ -274,12 +245,7 @@ class CacheMachine(RuleBasedStateMachine):
     def run_a_copy(self, luck: int) -> None:
         """The copy thread runs lots in order."""
         lot = self.copying.pop(0)
-        pairs = zip(lot.device.tolist(), lot.host.tolist(), strict=True)
-        for device, host in pairs:
-            if lot.direction is CopyDirection.OFFLOAD:
-                self.host[host] = self.device[device] if luck else GARBAGE
-            else:
-                self.device[device] = self.host[host] if luck else GARBAGE
+        self.memory.copy(lot, ok=luck > 0)
         self.copied.append((lot.number, luck > 0))
 
     @rule(pick=picks)
@@ -369,31 +335,4 @@ class CacheMachine(RuleBasedStateMachine):
     def cache_agrees_with_the_model(self) -> None:
         if not hasattr(self, "cache"):
             return
-        self.cache.check()
-        model, capacity = self.model, self.cache.capacity()
-        assert capacity.escrowed_blocks == model.escrowed
-        assert capacity.evictable_blocks == model.evictable
-        assert capacity.free_blocks == model.free
-        assert capacity.host_free_blocks == model.host_free
-        assert capacity.recurrent_evictable == model.evictable_states
-        assert capacity.recurrent_escrowed == model.escrowed_states
-        assert capacity.recurrent_free == model.free_states
-        states = {
-            state.key: (state.phase, state.endpoint, state.owned_blocks, state.owned_states)
-            for state in self.cache.inventory()
-        }
-        assert states == {
-            name: (hold.phase, hold.leased * B, hold.private, hold.slots) for name, hold in model.holds.items()
-        }
-        tree = self.cache._store.tree
-        shown = {
-            int(tree._short[node]): (
-                bool(tree.device.block[node] >= 0),
-                bool(self.cache._store.states._slot[node] >= 0),
-            )
-            for node in tree._alive.nonzero()[0]
-        }
-        assert shown == {
-            int(hashes(list(prefix)).shorts[-1]): (node.device, node.snapshot is not None)
-            for prefix, node in model.nodes.items()
-        }
+        agree(self.cache, self.model)

@@ -10,11 +10,12 @@ Every block of the pool is in exactly one place, and the counts sum to the pool 
     quarantined  freed by a formation's end; its executor may still touch it
 
     free ──materialise──▶ held ──release──▶ cached (published) or free (private)
-    cached ──lease──▶ held          cached ──evict──▶ held (the block goes straight to its taker)
+    cached ──lease──▶ held          cached ──evict, off-load──▶ held (the block goes straight to its taker)
     held ──formation end──▶ quarantined ──executor stopped──▶ free
 
-Owns `free` and `quarantined`; `cached` and node-held blocks live in block_tree.py, private blocks in
-the holds of block_cache.py, which is the only caller.
+A block that is to be filled from the host is held by its copy lot until that has ended. Owns `free` and
+`quarantined`; `cached` and node-held blocks live in tier.py, private blocks in holds.py, blocks on their
+way in copies.py. residency.py and block_cache.py are the callers.
 """
 
 from __future__ import annotations

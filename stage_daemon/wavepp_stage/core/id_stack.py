@@ -1,7 +1,7 @@
 """A bounded stack of unused ids, moved in arrays.
 
 Owns order only: the last id given back is the first taken, a fresh stack counts up. Used for device
-blocks (block_pool.py) and tree nodes (block_tree.py), whose exact ids tests rely on.
+blocks, host blocks, state slots and tree nodes, whose exact ids tests rely on.
 """
 
 from __future__ import annotations

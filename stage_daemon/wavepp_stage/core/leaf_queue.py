@@ -1,7 +1,7 @@
-"""Least-recently-used order of evictable leaves.
+"""Least-recently-used order of what may be evicted: leaves of a tier, or snapshots.
 
-Owns a lazy heap: at most one entry a node, whose stamp may be older than the node's own. The tree
-(the only caller) checks a popped entry and pushes it again if the leaf was used since; a stamp only
+Owns a lazy heap: at most one entry a node, whose stamp may be older than the node's own. The caller
+(tier.py, state_pool.py) checks a popped entry and pushes it again if the leaf was used since; a stamp only
 grows, so the first entry that is up to date is the least recently used leaf.
 """
 
@@ -31,7 +31,7 @@ class LeafQueue:
     def pop(self) -> tuple[int, int]:
         """The entry with the oldest stamp."""
         if not self._heap:
-            raise InternalError("eviction found no leaf although cached blocks were counted", field="cached")
+            raise InternalError("nothing can be evicted although something was counted as cached", field="cached")
         stamp, node = heapq.heappop(self._heap)
         self._queued[node] = 0
         return stamp, node
