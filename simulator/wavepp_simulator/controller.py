@@ -79,8 +79,10 @@ class SimController:
 
     @property
     def settled(self) -> bool:
-        """All digests were heard: the index should be the truth."""
-        return bool(self._links) and all(link.settled for link in self._links.values())
+        """All digests were heard, and none was missed: the index should be the truth."""
+        indexes = [pipeline.index for pipeline in self.machine.pipelines.values()]
+        in_sync = all(index.in_sync(key) for index in indexes for key in self._links)
+        return bool(self._links) and in_sync and all(link.settled for link in self._links.values())
 
     def asked(self, request_id: RequestId) -> Asked:
         """The submission of a living request. KeyError."""

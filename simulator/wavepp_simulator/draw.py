@@ -114,6 +114,8 @@ def _fault(rng: Random, options: dict[str, str], requests: int, kind: str) -> li
     if kind == "row":
         names = sorted({f"r{rng.randrange(requests)}" for _ in range(rng.randint(1, 4))}) if requests else []
         return [Act(0, f"break {name} stage {place}") for name in names]
+    if kind == "usurped":
+        return _usurped(rng, options, at)
     first, then = _FAULTS[kind]
     wire = rng.choice(_WIRES).format(place=place, following=min(place + 1, stages - 1))
     words = {
@@ -132,6 +134,14 @@ def _fault(rng: Random, options: dict[str, str], requests: int, kind: str) -> li
     return acts
 
 
+def _usurped(rng: Random, options: dict[str, str], at: int) -> list[Act]:
+    """A controller goes on just when its successor takes over its stages."""
+    taken_over = at + int(rng.random() * 50_000)
+    resumed = taken_over + int(rng.random() * 5 * int(options["latency_us"]))
+    acts = ((at, "pause controller"), (taken_over, "restart controller"), (resumed, "resume controller"))
+    return [Act(when, line) for when, line in acts]
+
+
 _FAULTS: dict[str, tuple[str, str]] = {
     "crash": ("crash stage {place}", "restart stage {place}"),
     "restart": ("restart stage {place}", ""),
@@ -142,6 +152,7 @@ _FAULTS: dict[str, tuple[str, str]] = {
     "drain": ("drain stage {place}", "restart stage {place}"),
     "controller": ("crash controller", "restart controller"),
     "replaced": ("restart controller", ""),
+    "usurped": ("", ""),
     "stop controller": ("pause controller", "resume controller"),
     "strikes": ("{strike} {message_wire} {count}", ""),
     "lossy": ("{strike} {message_wire} chance={chance}", "{strike} {message_wire} 0"),

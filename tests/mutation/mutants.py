@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 import textwrap
 from dataclasses import dataclass
 from types import FunctionType
@@ -43,21 +44,21 @@ MUTANTS = (
         f"{STAGE}.block_cache",
         "BlockCache.materialise",
         "hold.advance(HoldInput.MATERIALISE)",
-        "hold.advance(HoldInput.MATERIALISE)\n            store.tree.drop(hold.chain)",
+        "hold.advance(HoldInput.MATERIALISE)\n        store.tree.drop(hold.chain)",
     ),
     Mutant(
         "lease not charged against evictable",
-        f"{STAGE}.block_cache",
-        "BlockCache.lease",
-        "blocks_for(prompt_tokens, size) - tree.held_by_others(hold.chain, 0)",
-        "blocks_for(prompt_tokens, size) - len(hold.chain)",
+        f"{STAGE}.ledger",
+        "Ledger.room",
+        "self._store.tree.device.cached - self.escrowed",
+        "self._store.tree.device.cached + len(hold.chain) - self.escrowed",
     ),
     Mutant(
         "restored snapshot not charged",
-        f"{STAGE}.block_cache",
-        "BlockCache.lease",
-        "self._ledger.demand_states(hold) + self._ledger.unheld(hold.snapshot, 0)",
-        "self._ledger.demand_states(hold)",
+        f"{STAGE}.ledger",
+        "Ledger.missing",
+        "self._store.states.cached - self.escrowed_states",
+        "self._store.states.cached + (hold.snapshot is not None) - self.escrowed_states",
     ),
     Mutant(
         "a stage forgotten in the minimum",
@@ -105,16 +106,17 @@ MUTANTS = (
     Mutant(
         "subtree dropped in two deltas, the root first",
         f"{STAGE}.digest_feed",
-        "DigestFeed.removed",
-        "self._change(False, hashes)",
-        "self._change(False, {group: keys[::-1] for group, keys in hashes.items()}); self._torn = True",
+        "DigestFeed._number",
+        "_packed([change for change in net if not change.added])",
+        "({group: keys[at : at + 1]} for change in net if not change.added"
+        " for group, keys in change.hashes.items() for at in range(len(keys) - 1, -1, -1))",
     ),
     Mutant(
-        "snapshot published from a void row",
-        f"{STAGE}.block_cache",
-        "BlockCache.discard",
-        "hold.void = True",
-        "self._ledger.let_go(hold); self._publish_states(hold, hold.prompt_tokens)",
+        "blocks and snapshots published from a void row",
+        f"{STAGE}.served_formation",
+        "ServedFormation._settle",
+        "self._cache.discard(row.key)",
+        "self._cache.publish(row.key, row.start + row.length)",
     ),
     Mutant(
         "onboard not awaited",
@@ -204,7 +206,7 @@ MUTANTS = (
         "cancel leaves no tombstone",
         f"{STAGE}.announcements",
         "Announcements.forget",
-        "self._tombstones[key] = None",
+        "_remember(self._tombstones, key)",
         "pass",
         quick=False,
     ),
@@ -229,3 +231,6 @@ def plant(name: str) -> None:
     made = changed[last]
     assert isinstance(made, FunctionType), "a mutant is a function"
     setattr(owner, last, made)
+    if not path:  # whoever imported the function by its name has the honest one
+        for other in [loaded for loaded in sys.modules.values() if getattr(loaded, last, None) is honest]:
+            setattr(other, last, made)
