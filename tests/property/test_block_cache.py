@@ -44,9 +44,14 @@ def test_model_and_cache_agree_when_a_long_history_is_drawn(seed: int) -> None:
         warm=[],
     )
 
-    def prompt() -> list[int]:
+    def fresh() -> list[int]:
         blocks, changes = draw.randint(1, 7), draw.sample(range(7), draw.randint(0, 2))
         return [int(at in changes) for at in range(blocks) for _ in range(B)] + [9] * draw.randint(1, B)
+
+    favourites = [fresh() for _ in range(draw.randint(2, 6))]  # asked for again: prefixes come back from the host
+
+    def prompt() -> list[int]:
+        return draw.choice(favourites) if draw.random() < 0.7 else fresh()
 
     def held(step: Callable[[int], None], *phases: str) -> Callable[[], None]:
         return lambda: step(draw.randint(0, 100)) if some(*phases)(machine) else None
