@@ -1,22 +1,21 @@
 """What a scenario may command: build a cluster, ask, wait, break things, look.
 
-Owns the command words. One console has one world. Output is gathered and taken a stanza at a time: what
-the story tells of the kinds that are switched on, and what `show` prints. `expect` is a check that no
-renewal of the golden output can lose.
+Owns the command words, but for faults (`fault_commands`). One console has one world. Output is gathered and
+taken a stanza at a time: what the story tells of the kinds that are switched on, and what `show` prints.
+`expect` is a check that no renewal of the golden output can lose.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from wavepp_controller.core.events import DrainAsked
 from wavepp_proto.terms import Failed, Finished, PipelineId, PrefillRequest, RequestId
 from wavepp_simulator import mishaps, outcomes
 from wavepp_simulator.clients import prompt
+from wavepp_simulator.fault_commands import FAULTS
 from wavepp_simulator.options import seconds, shape_of
 from wavepp_simulator.show import blocks, holds, requests
 from wavepp_simulator.story import KINDS, USUAL
-from wavepp_simulator.wire_faults import Strike
 from wavepp_simulator.world import World
 
 LIMIT_S = 900.0
@@ -157,56 +156,6 @@ class Console:
         self.world.check_drained()
         outcomes.check(self.world)
 
-    def partition(self, words: list[str], options: dict[str, str]) -> None:
-        """partition c>s1: nothing arrives until `heal c>s1`"""
-        (wire,) = words
-        mishaps.partition(self.world, wire)
-
-    def heal(self, words: list[str], options: dict[str, str]) -> None:
-        (wire,) = words
-        mishaps.heal(self.world, wire)
-
-    def strike(self, verb: str, words: list[str], options: dict[str, str]) -> None:
-        """drop | duplicate | reorder c>s1/rounds [2]: the next two; with chance=0.1 each by that chance; 0 ends it."""
-        wire, *count = words
-        chance = float(options.get("chance", "0"))
-        times = int(count[0]) if count else int(not chance)
-        mishaps.strike_wire(self.world, Strike(verb), wire, times, chance)
-
-    def etcd(self, words: list[str], options: dict[str, str]) -> None:
-        """etcd stops | etcd answers"""
-        (what,) = words
-        {"stops": mishaps.stop_etcd, "answers": mishaps.start_etcd}[what](self.world)
-
-    def copies(self, words: list[str], options: dict[str, str]) -> None:
-        """copies fail on stage 1: its next lot"""
-        *_, place = words
-        mishaps.fail_copy(self.world, int(place))
-
-    def slow(self, words: list[str], options: dict[str, str]) -> None:
-        """slow s1>c/digest 500ms"""
-        wire, span = words
-        mishaps.slow_wire(self.world, wire, seconds(span))
-
-    def break_(self, words: list[str], options: dict[str, str]) -> None:
-        """break r1 stage 1"""
-        name, _, place = words
-        mishaps.break_row(self.world, int(place), name)
-
-    def fault(self, verb: str, words: list[str]) -> None:
-        """crash | restart | pause | resume | cut | drain, of stage N or of the controller."""
-        match words:
-            case ["stage", place]:
-                _STAGE_FAULTS[verb](self.world, int(place))
-            case ["controller"] if verb == "drain":
-                controller = self.world.controller
-                self.world.note("world", "the controller is told to drain", "fault")
-                controller.post(DrainAsked(controller.now))
-            case ["controller"]:
-                _CONTROLLER_FAULTS[verb](self.world)
-            case _:
-                raise CommandError(f"{verb} what?")
-
     def log(self, words: list[str], options: dict[str, str]) -> None:
         """log usual | log all | log +digest -votes"""
         for word in words:
@@ -246,47 +195,20 @@ class Console:
                 raise CommandError(f"it took {took:.3f} s")
 
 
-_STAGE_FAULTS: dict[str, Callable[[World, int], None]] = {
-    "crash": mishaps.crash_stage,
-    "restart": mishaps.restart_stage,
-    "pause": mishaps.pause_stage,
-    "resume": mishaps.resume_stage,
-    "cut": mishaps.cut_stage,
-    "drain": mishaps.drain_stage,
-}
-_CONTROLLER_FAULTS: dict[str, Callable[[World], None]] = {
-    "crash": mishaps.crash_controller,
-    "restart": mishaps.replace_controller,
-    "pause": mishaps.pause_controller,
-    "resume": mishaps.resume_controller,
-}
-
-
-def _fault(verb: str) -> Callable[[Console, list[str], dict[str, str]], None]:
-    return lambda console, words, options: console.fault(verb, words)
-
-
-def _strike(verb: str) -> Callable[[Console, list[str], dict[str, str]], None]:
-    return lambda console, words, options: console.strike(verb, words, options)
+def _spoil(verb: str) -> Callable[[Console, list[str], dict[str, str]], None]:
+    return lambda console, words, options: FAULTS[verb](console.world, words, options)
 
 
 _COMMANDS: dict[str, Callable[[Console, list[str], dict[str, str]], None]] = {
     "advance": Console.advance,
     "at": Console.at,
-    "break": Console.break_,
     "cancel": Console.cancel,
     "cluster": Console.cluster,
-    "copies": Console.copies,
-    "etcd": Console.etcd,
     "expect": Console.expect,
-    "heal": Console.heal,
     "log": Console.log,
-    "partition": Console.partition,
     "run": Console.run,
     "settle": Console.settle,
     "show": Console.show,
-    "slow": Console.slow,
     "submit": Console.submit,
-    **{verb: _fault(verb) for verb in _STAGE_FAULTS},
-    **{strike.value: _strike(strike.value) for strike in Strike},
+    **{verb: _spoil(verb) for verb in FAULTS},
 }

@@ -147,6 +147,7 @@ _FAULTS: dict[str, tuple[str, str]] = {
     "restart": ("restart stage {place}", ""),
     "pause": ("pause stage {place}", "resume stage {place}"),
     "cut": ("cut stage {place}", ""),
+    "link": ("cut link {place}", ""),
     "slow": ("slow {wire} {ms}ms", "slow {wire} 0ms"),
     "row": ("", ""),
     "drain": ("drain stage {place}", "restart stage {place}"),

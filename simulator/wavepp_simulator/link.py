@@ -123,7 +123,7 @@ class SimLink:
 
     @property
     def _usable(self) -> Opening | None:
-        return None if self._lost or self._closed else self._opening
+        return None if self._lost or self._closed or self._reopening else self._opening
 
     def _took(self, found: Inventory | WaveppError) -> None:
         if isinstance(found, Inventory) and not self._closed:

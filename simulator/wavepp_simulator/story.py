@@ -35,7 +35,7 @@ from wavepp_proto.terms import (
 Told = ev.Event | ev.Action | PrefillEvent | str
 USUAL = frozenset({"client", "formation", "fault", "round", "votes", "wave", "void", "stage", "network"})
 """What a scenario shows unless it asks for more or less."""
-KINDS = USUAL | {"admission", "announce", "digest", "report", "beat", "member", "progress", "tick"}
+KINDS = USUAL | {"admission", "announce", "digest", "report", "beat", "member", "progress", "tick", "inventory", "copy"}
 _NO_FENCE = Fence(NO_EPOCH, NO_FORMATION, Incarnation(0))
 
 
@@ -93,6 +93,8 @@ _HEARD = {
     ev.Joined: "member",
     ev.JoinFailed: "formation",
     ev.StreamLost: "formation",
+    ev.StreamsReopened: "formation",
+    ev.InventoryArrived: "inventory",
     ev.AnnounceAcked: "announce",
     ev.VotesArrived: "votes",
     ev.DigestArrived: "digest",
@@ -106,6 +108,8 @@ _DECIDED = {
     ev.AnnounceRequest: "announce",
     ev.SendWave: "wave",
     ev.WatchAgain: "digest",
+    ev.ReopenStreams: "formation",
+    ev.AskInventory: "inventory",
 }
 
 
@@ -126,8 +130,13 @@ def words(told: Told) -> str:
             return f"ends formation {formation}: {_error(cause)}"
         case ev.AnnounceRequest(key=key):
             return f"announces {key.request_id}.{key.attempt}"
-        case ev.WatchAgain(key, _):
-            return f"asks stage {key.stage} for a snapshot"
+        case ev.WatchAgain(key, _, from_seq):
+            what = f"digests after {from_seq}" if from_seq else "a snapshot"
+            return f"asks stage {key.stage} for {what}"
+        case ev.ReopenStreams(key, _, reported):
+            return f"opens the streams to stage {key.stage} again, reports up to wave {reported} are known"
+        case ev.AskInventory(key, _):
+            return f"asks stage {key.stage} what it holds"
         case ev.VotesArrived(votes=votes):
             told_votes = "; ".join(_vote(vote) for vote in votes.votes) or "-"
             return f"votes {votes.fence.ordinal}: {told_votes} | {_room(votes.capacity)}"
@@ -149,6 +158,10 @@ def _plain(told: Told) -> str:
             return f"member up: stage {record.key.stage}#{record.incarnation}, {record.pool_blocks} blocks"
         case ev.MemberGone(key=key, incarnation=incarnation):
             return f"member gone: stage {key.stage}#{incarnation}"
+        case ev.StreamsReopened():
+            return "streams are open again"
+        case ev.InventoryArrived(inventory=inventory):
+            return f"lists {len(inventory.holds)} holds, {len(inventory.announced)} announcements"
         case ev.Joined(formation=formation):
             return f"joined formation {formation}"
         case ev.JoinFailed(formation=formation, error=error) | ev.StreamLost(formation=formation, error=error):

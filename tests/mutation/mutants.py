@@ -87,6 +87,7 @@ MUTANTS = (
         "Rounds.apply",
         "if self.last and ordinal != self.last + 1:",
         "if False:",
+        quick=False,
     ),
     Mutant(
         "release without after_wave",
@@ -101,7 +102,6 @@ MUTANTS = (
         "StageMachine._take_inventory",
         "ended = self._install_epoch(event.fence.epoch)",
         "ended: list = []",
-        quick=False,
     ),
     Mutant(
         "subtree dropped in two deltas, the root first",
@@ -164,7 +164,6 @@ MUTANTS = (
         "Service.resume",
         "self._out.send(*self.execution.again(key))",
         "pass",
-        quick=False,
     ),
     Mutant(
         "resend of rounds forgotten",
@@ -172,7 +171,6 @@ MUTANTS = (
         "Service.resume",
         "self._out.send(*self.rounds.again(key, now))",
         "pass",
-        quick=False,
     ),
     Mutant(
         "revise does not acquire the earlier snapshot",
@@ -208,7 +206,6 @@ MUTANTS = (
         "Announcements.forget",
         "_remember(self._tombstones, key)",
         "pass",
-        quick=False,
     ),
 )
 
