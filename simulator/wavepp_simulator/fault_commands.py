@@ -61,6 +61,12 @@ def break_row(world: World, words: list[str], options: dict[str, str]) -> None:
     mishaps.break_row(world, int(place), name)
 
 
+def orphan(world: World, words: list[str], options: dict[str, str]) -> None:
+    """orphan x stage 1: the stage holds room for x, which nobody asked for"""
+    name, _, place = words
+    mishaps.plant_hold(world, int(place), name)
+
+
 def process(verb: str, world: World, words: list[str], options: dict[str, str]) -> None:
     """crash | restart | pause | resume | cut | drain, of stage N or of the controller; cut link N, to the next."""
     match words:
@@ -100,6 +106,7 @@ FAULTS: dict[str, Command] = {
     "copies": copies,
     "etcd": etcd,
     "heal": heal,
+    "orphan": orphan,
     "partition": partition,
     "slow": slow,
     **{kind.value: partial(strike, kind) for kind in Strike},

@@ -9,7 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wavepp_proto import limits
+from wavepp_proto.hashing import HASH_BYTES
+from wavepp_proto.terms import Attempt, HoldKey, RequestId
 from wavepp_simulator.wire_faults import Strike
+from wavepp_stage.core.block_hashes import BlockHashes
 
 if TYPE_CHECKING:
     from wavepp_simulator.world import World
@@ -152,6 +155,16 @@ def fail_copy(world: World, place: int) -> None:
     """The stage's next lot between the tiers fails."""
     _note(world, f"the next copy on stage {place} will fail", harmless=True)
     world.stages[place].copier.failing += 1
+
+
+def plant_hold(world: World, place: int, request_id: str) -> None:
+    """The stage holds room for a request that nobody asked for."""
+    _note(world, f"stage {place} holds room for {request_id}, which nobody asked for", harmless=True)
+    stage = world.stages[place]
+    assert stage.machine._cache is not None, "a stage in a formation has a cache"
+    key = HoldKey(RequestId(request_id), Attempt(1))
+    stage.machine._cache.lease(key, world.shape.block_tokens, BlockHashes.unpack(bytes(HASH_BYTES)), 0)
+    stage.machine._cache.escrow(key)
 
 
 def mend(world: World) -> None:

@@ -33,7 +33,7 @@ def shape_of(options: dict[str, str]) -> Shape:
         "pools": _numbers(options.pop("pools", "64,64,64")),
         "host_pools": _numbers(options.pop("host", "")),
         "groups": tuple(options.pop("groups", "").split(",")),
-        "state_slots": int(options.pop("states", "0")),
+        "state_slots": _numbers(options.pop("states", "")),
         "block_tokens": int(options.pop("block", "16")),
         "window": int(options.pop("window", "4096")),
         "latency_s": float(options.pop("latency_us", "200")) / 1e6,

@@ -56,8 +56,8 @@ class Shape:
     """Host blocks of each stage; none where the tuple ends."""
     groups: tuple[str, ...] = ()
     """Layers of each stage, a letter for each: `a` attends, `r` is recurrent. One that attends where the tuple ends."""
-    state_slots: int = 0
-    """Slots of every stage that has a recurrent layer."""
+    state_slots: tuple[int, ...] = ()
+    """Slots of each stage that has a recurrent layer; the last one is that of all stages behind it."""
     block_tokens: int = 16
     window: int = 4096
     latency_s: float = 0.0002
@@ -181,6 +181,7 @@ class World:
         first = len("".join(bands[:place]))
         last = first + len(bands[place])
         groups = model.groups_of(first, last)
+        slots = _at(shape.state_slots, place, shape.state_slots[-1] if shape.state_slots else 0)
         record = MemberRecord(
             cluster="simulated",
             key=DaemonKey(PIPELINE, StageIndex(place)),
@@ -198,7 +199,7 @@ class World:
             host_pool_blocks=_at(shape.host_pools, place, 0),
             protocol=limits.PROTOCOL_VERSION,
             groups=groups,
-            state_slots=shape.state_slots if CacheGroup.RECURRENT in groups else 0,
+            state_slots=slots if CacheGroup.RECURRENT in groups else 0,
         )
         return SimStage(self, record, shape.costs)
 
