@@ -50,7 +50,6 @@ def faults(
     """Explore random loads and faults; every event is checked. Stops at the first broken invariant."""
     import json
     import time
-    from dataclasses import asdict
 
     from rich.console import Console
     from rich.progress import Progress
@@ -72,7 +71,7 @@ def faults(
         )
         raise typer.Exit(1)
     if as_json:
-        typer.echo(json.dumps({**asdict(totals), "violations": 0, "seconds": round(took, 3)}))
+        typer.echo(json.dumps({**totals.as_data(), "violations": 0, "seconds": round(took, 3)}))
     else:
         typer.echo(totals_in_words(totals, took))
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from wavepp_simulator.explore import explore
 
@@ -26,6 +27,11 @@ class Totals:
     outcomes: Counter[str] = field(default_factory=Counter)
     reuse: Counter[str] = field(default_factory=Counter)
     """Counts of `omniscient.Omniscient`."""
+
+    def as_data(self) -> dict[str, Any]:
+        """For JSON."""
+        counts = {"seeds": self.seeds, "requests": self.requests, "events": self.events}
+        return {**counts, "outcomes": dict(self.outcomes), "reuse": dict(self.reuse)}
 
     def add(self, other: Totals) -> None:
         self.seeds += other.seeds

@@ -31,7 +31,7 @@ def explore(first: int, seeds: int, jobs: int) -> tuple[dict[str, Any], bool]:
     began = time.perf_counter()
     totals, failure = campaign.run(first, seeds, REQUESTS, jobs)
     took = time.perf_counter() - began
-    found = {**asdict(totals), "seconds": round(took, 1), "events_per_s": round(totals.events / took)}
+    found = {**totals.as_data(), "seconds": round(took, 1), "events_per_s": round(totals.events / took)}
     if failure is None:
         print(totals_in_words(totals, took))
         return found, True

@@ -7,17 +7,22 @@ import typer.core
 from typer.testing import CliRunner
 
 from wavepp_proto.terms import PrefillRequest, RequestId
-from wavepp_simulator import mishaps
+from wavepp_simulator import campaign, mishaps
 from wavepp_simulator.__main__ import command
 from wavepp_simulator.clients import prompt
+from wavepp_simulator.console import Console
 from wavepp_simulator.explore import explore
 from wavepp_simulator.ledger import Violation
 from wavepp_simulator.script import ScriptError, play
+from wavepp_simulator.shrink import shrink
 from wavepp_simulator.story import KINDS
 from wavepp_simulator.world import Shape, World
 from wavepp_stage.core.block_cache import BlockCache
 
 REQUESTS = 12
+SEEDS = 30
+"""Seeds in one test."""
+LOTS = 10
 
 
 def serving() -> World:
@@ -36,11 +41,12 @@ def settle(world: World) -> None:
     world.check_drained()
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_random_history_breaks_no_invariant(seed: int) -> None:
-    history = explore(seed, REQUESTS)
-    assert history.violation is None
-    assert len(history.world.clients.every) == REQUESTS
+@pytest.mark.parametrize("first", range(0, LOTS * SEEDS, SEEDS))
+def test_random_histories_break_no_invariant(first: int) -> None:
+    totals, failure = campaign.play_lot(range(first, first + SEEDS), 25)
+    assert failure is None
+    assert (totals.seeds, totals.requests) == (SEEDS, SEEDS * 25)
+    assert totals.reuse["equal"] > 0.9 * totals.reuse["admissions"]
 
 
 def test_story_is_equal_byte_by_byte_when_the_seed_is_equal() -> None:
@@ -49,6 +55,30 @@ def test_story_is_equal_byte_by_byte_when_the_seed_is_equal() -> None:
 
     assert story(3) == story(3)
     assert story(3) != story(4)
+
+
+def test_scenario_of_a_plan_replays_the_same_events() -> None:
+    history = explore(7, REQUESTS)
+    console = Console()
+    for line in history.plan.scenario("replayed").splitlines()[1:]:
+        console.obey(line)
+    assert list(console.world.story.lines(0, KINDS)) == list(history.world.story.lines(0, KINDS))
+
+
+def test_one_campaign_adds_up_the_same_over_several_processes() -> None:
+    assert campaign.run(0, 6, REQUESTS, jobs=2) == campaign.run(0, 6, REQUESTS, jobs=1)
+
+
+def test_failing_plan_shrinks_to_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted bug leaks every hold: one request is enough, and no fault."""
+    monkeypatch.setattr(BlockCache, "release", lambda self, key: None)
+    failing = explore(5, REQUESTS)
+    short = shrink(failing)
+    assert short.violation is not None
+    assert [act.line.split()[0] for act in short.plan.acts] == ["submit"]
+    assert len(short.plan.options) < len(failing.plan.options)
+    with pytest.raises(ScriptError):
+        play(short.plan.scenario("leak"))
 
 
 def test_prompts_share_their_prefix_when_described_alike() -> None:
@@ -73,7 +103,7 @@ def test_violation_is_found_when_a_core_publishes_what_was_not_computed(monkeypa
     """The planted bug: a whole prompt is published with its first wave."""
     honest = BlockCache.publish
     monkeypatch.setattr(
-        BlockCache, "publish", lambda self, key, tokens: honest(self, key, self._hold(key).prompt_tokens)
+        BlockCache, "publish", lambda self, key, tokens: honest(self, key, self._ledger.hold(key).prompt_tokens)
     )
     world = serving()
     submit(world, "r1", 900)
@@ -130,4 +160,4 @@ def test_command_ends_1_with_the_seed_when_an_invariant_breaks(monkeypatch: pyte
     result = CliRunner().invoke(command, ["faults", "--first-seed", "5", "--seeds", "1"])
     assert result.exit_code == 1
     assert "seed 5: " in result.output
-    assert "wavepp simulate faults --first-seed 5 --seeds 1 --requests 20" in result.output
+    assert "wavepp simulate faults --first-seed 5 --seeds 1 --requests 25" in result.output
