@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from wavepp_simulator.explore import explore
+from wavepp_simulator.explore import History, explore
 
 LOT = 4
 """Seeds that a worker plays between two answers."""
@@ -27,11 +27,18 @@ class Totals:
     outcomes: Counter[str] = field(default_factory=Counter)
     reuse: Counter[str] = field(default_factory=Counter)
     """Counts of `omniscient.Omniscient`."""
+    counters: Counter[str] = field(default_factory=Counter)
+    """Of all controllers, summed."""
 
     def as_data(self) -> dict[str, Any]:
         """For JSON."""
         counts = {"seeds": self.seeds, "requests": self.requests, "events": self.events}
-        return {**counts, "outcomes": dict(self.outcomes), "reuse": dict(self.reuse)}
+        return {
+            **counts,
+            "outcomes": dict(self.outcomes),
+            "reuse": dict(self.reuse),
+            "counters": dict(sorted(self.counters.items())),
+        }
 
     def add(self, other: Totals) -> None:
         self.seeds += other.seeds
@@ -39,6 +46,7 @@ class Totals:
         self.events += other.events
         self.outcomes.update(other.outcomes)
         self.reuse.update(other.reuse)
+        self.counters.update(other.counters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +86,16 @@ def play_lot(seeds: range, requests: int) -> Lot:
     totals = Totals()
     for seed in seeds:
         history = explore(seed, requests)
-        totals.add(
-            Totals(
-                1,
-                len(history.world.clients.every),
-                history.events,
-                Counter(history.outcomes()),
-                Counter(history.world.omniscient.counts),
-            )
-        )
+        totals.add(_totals_of(history))
         if history.violation is not None:
             return totals, Failure(seed, str(history.violation))
     return totals, None
+
+
+def _totals_of(history: History) -> Totals:
+    world = history.world
+    counters = Counter[str]()
+    for controller in (*world.deposed, world.controller):
+        counters.update(controller.machine.status(requests=False).counters)
+    outcomes, reuse = Counter(history.outcomes()), Counter(world.omniscient.counts)
+    return Totals(1, len(world.clients.every), history.events, outcomes, reuse, counters)

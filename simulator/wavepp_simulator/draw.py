@@ -28,9 +28,11 @@ def draw(seed: int, requests: int) -> Plan:
     options = _cluster(rng, calm)
     options |= {"seed": str(seed), "check_every": str(CHECK_EVERY)}
     acts: list[Act] = []
-    shared = rng.random() < 0.3
+    streams = rng.choice(("abc", "abc", "ab"))
     for number in range(requests):
-        acts += _request(rng, options, number, burst=shared)
+        acts += _request(rng, options, number, streams)
+    if requests and rng.random() < 0.3:
+        acts += _burst(rng, options)
     kinds = tuple(_FAULTS) if mood >= CALM + HARMLESS else _HARMLESS
     if not calm:
         if rng.random() < 0.3:  # hints that are behind all the time: stages hold different prefixes
@@ -53,7 +55,7 @@ def _cluster(rng: Random, calm: bool) -> dict[str, str]:
         "jitter": str(rng.choice((0, 1, 20))),
         "wave_ms": str(rng.choice((0, 1, 10))),
         "token_us": str(rng.choice((0, 10, 1000))),
-        "floor_blocks": str(rng.choice((0, 0, 2))),
+        "most_bypasses": str(rng.choice((0, 1, 8))),
         "snapshot_tokens": str(block * rng.choice((1, 3, 64))),
         "inventory_ms": str(rng.choice((100, 5000))),
         "attempts": str(rng.choice((1, 1, 2, 3))),
@@ -63,6 +65,10 @@ def _cluster(rng: Random, calm: bool) -> dict[str, str]:
         "capacity_retry_ms": str(rng.choice((100, 1_000_000)) if calm else 100),
         "max_queued_requests": str(rng.choice((4, 1024, 1024, 1024))),
     }
+    if rng.random() < 0.7:  # else the headroom that the controller computes
+        options["floor_blocks"] = str(rng.choice((0, 0, 2)))
+    if rng.random() < 0.2:
+        options["share_tokens"] = str(rng.choice((0, 4 * block)))
     return options | _tiers(rng, stages, calm)
 
 
@@ -79,13 +85,28 @@ def _tiers(rng: Random, stages: int, calm: bool) -> dict[str, str]:
     return options
 
 
-def _request(rng: Random, options: dict[str, str], number: int, *, burst: bool) -> list[Act]:
+def _burst(rng: Random, options: dict[str, str]) -> list[Act]:
+    """Several ask at once for one prefix that nobody has computed; their own ends differ."""
+    block, pools = int(options["block"]), [int(pool) for pool in options["pools"].split(",")]
+    most = min(pools) * block
+    shared = rng.randint(1, max(1, most // 2))
+    at, acts = _moment(rng), []
+    for number in range(rng.randint(2, 5)):
+        own = rng.randint(1, max(1, most // 4))
+        name = f"b{number}"
+        acts.append(Act(at + rng.randint(0, 1000), f"submit {name} len={shared + own} text=n*{shared}+{name}*{own}"))
+        if rng.random() < 0.2:
+            acts.append(Act(at + int(rng.random() * 50_000), f"cancel {name}"))
+    return acts
+
+
+def _request(rng: Random, options: dict[str, str], number: int, streams: str) -> list[Act]:
     """One request at a random moment, sharing prefixes with others; maybe cancelled, maybe late."""
     block = int(options["block"])
     limit = min(map(int, options["pools"].split(","))) * block
     length = rng.randint(1, limit + 1 if rng.random() < 0.05 else max(1, int(limit * rng.choice((0.2, 0.5, 1.0)))))
     shared = min(length, rng.randint(0, 8) * block + rng.choice((0, 0, 1)))
-    parts = [f"{rng.choice('ab' if burst else 'abc')}*{shared}"] if shared else []
+    parts = [f"{rng.choice(streams)}*{shared}"] if shared else []
     parts += [f"{rng.choice('abcdef')}*{length - shared}"] if length > shared else []
     # a retry after an outcome, or a duplicate of a living request
     name = f"r{rng.randrange(number) if number and rng.random() < 0.1 else number}"
@@ -116,6 +137,9 @@ def _fault(rng: Random, options: dict[str, str], requests: int, kind: str) -> li
         return [Act(0, f"break {name} stage {place}") for name in names]
     if kind == "usurped":
         return _usurped(rng, options, at)
+    if kind == "isolated":
+        ways = (f"c>s{place}", f"s{place}>c")
+        return [Act(when, f"{verb} {way}") for when, verb in ((at, "partition"), (until, "heal")) for way in ways]
     first, then = _FAULTS[kind]
     wire = rng.choice(_WIRES).format(place=place, following=min(place + 1, stages - 1))
     words = {
@@ -154,6 +178,7 @@ _FAULTS: dict[str, tuple[str, str]] = {
     "controller": ("crash controller", "restart controller"),
     "replaced": ("restart controller", ""),
     "usurped": ("", ""),
+    "isolated": ("", ""),
     "stop controller": ("pause controller", "resume controller"),
     "strikes": ("{strike} {message_wire} {count}", ""),
     "lossy": ("{strike} {message_wire} chance={chance}", "{strike} {message_wire} 0"),

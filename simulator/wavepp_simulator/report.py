@@ -15,7 +15,7 @@ from wavepp_simulator.story import KINDS
 def totals_in_words(totals: Totals, seconds: float) -> str:
     """Several lines: how much was played, how requests ended, how admission compares with omniscience."""
     ends = ", ".join(f"{name.lower()} {count}" for name, count in sorted(totals.outcomes.items()))
-    reuse = totals.reuse
+    reuse, counters = totals.reuse, totals.counters
     return "\n".join(
         [
             f"{totals.seeds} seeds, {totals.requests} requests, {totals.events} events, no violation "
@@ -23,7 +23,9 @@ def totals_in_words(totals: Totals, seconds: float) -> str:
             f"requests: {ends}",
             f"admissions {reuse['admissions']}: {reuse['equal']} at the endpoint of an omniscient cache, the others "
             f"lost {reuse['tokens_lost']} of {reuse['tokens_possible']} reusable tokens",
-            f"hints compared in settled moments {reuse['hints']}, held to the truth {reuse['held_to_truth']}",
+            f"hints compared with the truth {reuse['hints']}, endpoints held to it {reuse['held_to_truth']}",
+            f"waited behind the same prefix {counters['shared_requests']}: {counters['shared_tokens']} tokens saved, "
+            f"{counters['sharing_wait_ms'] / 1e3:.1f} s waited; streams opened again {counters['streams_reopened']}",
         ]
     )
 
