@@ -13,7 +13,9 @@ from wavepp_proto.terms import LinkKind
 from wavepp_simulator.executor import Costs
 from wavepp_simulator.world import Shape
 
-_CONFIG = {field.name for field in fields(ControllerConfig)} - {"policy", "link", "wave_tokens", "traced"}
+_CONFIG = {field.name for field in fields(ControllerConfig)} - {"link", "wave_tokens", "traced"}
+_WORDS = {"policy", "mode"}
+"""Settings that are no numbers."""
 _COSTS: dict[str, tuple[str, float]] = {
     "wave_ms": ("wave_s", 1e-3),
     "token_us": ("token_s", 1e-6),
@@ -45,7 +47,7 @@ def shape_of(options: dict[str, str]) -> Shape:
     unknown = options.keys() - _CONFIG
     if unknown:
         raise ValueError(f"no setting {' '.join(sorted(unknown))}; known: {' '.join(sorted(_CONFIG))}")
-    settings: dict[str, Any] = {name: int(value) for name, value in options.items()}
+    settings: dict[str, Any] = {name: value if name in _WORDS else int(value) for name, value in options.items()}
     config = ControllerConfig(wave_tokens=wave, link=LinkKind.GRPC, **settings)
     return Shape(costs=Costs(**costs), config=config, **given)
 

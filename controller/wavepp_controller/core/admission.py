@@ -63,6 +63,8 @@ class Admission:
         """PREPARING, ADMITTED and RUNNING, by request id; at most `lanes`."""
         self.choosing = Choosing(formation, index, config, self._demand, self.holders, out)
         self._releases: list[Release] = []
+        self._closed = False
+        """The admission mode lets no request be prepared now."""
 
     @property
     def ready(self) -> ReadyOrder:
@@ -85,7 +87,7 @@ class Admission:
         """When something here must be looked at again without any event."""
         if self._rounds.open is not None:
             return self._rounds.open.deadline
-        return self.choosing.next_retry()
+        return None if self._closed else self.choosing.next_retry()
 
     def enter(self, request: Request, now: float) -> None:
         """A request is hashed and announced everywhere."""
@@ -136,18 +138,26 @@ class Admission:
             traced.round_lost(request, lost, now)
             self._wait(request, RequestInput.ROUND_LOST, now)
 
-    def pump(self, now: float) -> None:
+    @property
+    def more_soon(self) -> bool:
+        """Requests may be admitted within a round trip."""
+        head = self.ready.head
+        return self.round_open or (head is not None and head.state is RequestState.HINTED and not self._closed)
+
+    def pump(self, now: float, *, closed: bool = False) -> None:
         """Begin the next round if there is one to begin; else send pending releases alone.
 
-        While a round is open they wait for the next, which frees what they held before it asks for more.
+        While a round is open they wait for the next, which frees what they held before it asks for more. While the
+        admission mode is `closed` nobody new is prepared: what was begun is still brought to its end.
         """
+        self._closed = closed
         self.choosing.bring_back(now)
         if self._rounds.open is not None or self._rounds.full:
             return
         releases, self._releases = self._releases, []
         revising = [r for r in self.holders.values() if r.current.revise_to is not None]
         revising = revising[: limits.MAX_ROUND_ENTRIES]
-        preparing = self.choosing.choose(limits.MAX_ROUND_ENTRIES - len(revising), now)
+        preparing = [] if closed else self.choosing.choose(limits.MAX_ROUND_ENTRIES - len(revising), now)
         if revising or preparing:
             self._begin(revising, preparing, releases, now)
         elif releases:
@@ -172,8 +182,14 @@ class Admission:
             findings.append(f"{len(self.holders)} holders are more than {self._config.lanes} lanes")
         if self._releases and opened is None and not self._rounds.full:
             findings.append("releases were not sent")
-        idle = opened is None and not self.holders and not self._formation.draining and not self._rounds.full
-        if idle and (head := self.ready.head) is not None and head.state is RequestState.HINTED:
+        barred = self._closed or self._formation.draining or self._rounds.full
+        if (
+            opened is None
+            and not self.holders
+            and not barred
+            and (head := self.ready.head) is not None
+            and head.state is RequestState.HINTED
+        ):
             findings.append("something is ready, nothing runs, and no round was begun")
         return findings + self.choosing.check()
 

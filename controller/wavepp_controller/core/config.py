@@ -8,11 +8,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from wavepp_controller.core.modes import MODES, OVERLAPPED
 from wavepp_proto import limits
 from wavepp_proto.errors import InvalidRequest
 from wavepp_proto.terms import LinkKind
 
-POLICIES = ("fixed",)
+POLICIES = ("fixed", "mpu", "adaptive")
+
+_POSITIVE = (
+    "wave_tokens",
+    "min_wave_tokens",
+    "fills",
+    "attempts",
+    "heartbeat_ms",
+    "round_deadline_ms",
+    "capacity_retry_ms",
+    "inventory_ms",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +34,13 @@ class ControllerConfig:
     lanes: int = limits.MAX_LANES
     """Most requests in one wave, and most requests that hold cache at once."""
     policy: str = "fixed"
+    """How waves are planned: one of POLICIES."""
+    mode: str = OVERLAPPED
+    """How admission and execution share time: one of MODES. The others are for comparison."""
+    min_wave_tokens: int = 8_192
+    """b_min: smallest budget of a wave under `mpu`, in whole blocks and at most M."""
+    fills: int = 2
+    """F: pipeline fills of waves that `mpu` keeps available."""
     link: LinkKind | None = None
     """None takes gloo where every daemon can, else grpc."""
     floor_blocks: int | None = None
@@ -66,6 +85,8 @@ class ControllerConfig:
             raise InvalidRequest(
                 f"unknown policy {self.policy}", field="policy", value=self.policy, limit=" ".join(POLICIES)
             )
+        if self.mode not in MODES:
+            raise InvalidRequest(f"unknown mode {self.mode}", field="mode", value=self.mode, limit=" ".join(MODES))
         if self.silence_ms <= self.heartbeat_ms:
             raise InvalidRequest(
                 "silence must be longer than a heartbeat",
@@ -76,7 +97,6 @@ class ControllerConfig:
         for name in ("floor_blocks", "snapshot_tokens", "share_tokens", "most_parks", "most_bypasses"):
             if (getattr(self, name) or 0) < 0:
                 raise InvalidRequest(f"{name} must not be negative", field=name, value=getattr(self, name), limit=0)
-        positive = ("wave_tokens", "attempts", "heartbeat_ms", "round_deadline_ms", "capacity_retry_ms", "inventory_ms")
-        for name in positive:
+        for name in _POSITIVE:
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"{name} must be positive", field=name, value=getattr(self, name), limit=1)

@@ -1,8 +1,9 @@
 """Waves of one formation: what is sent, and what the reports mean (DESIGN.md section 7).
 
 Owns the lanes (admitted requests with tokens left to schedule, in ranked order), the ring and the positions, which
-advance only by rows written to every daemon's stream. Says which requests finished and which were
-voided; ending them is the caller's business. Does not own admission.
+advance only by rows written to every daemon's stream. What a wave carries is the
+policy's choice. Says which requests finished and which were voided; ending them is the caller's business. Does not
+own admission.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from wavepp_controller.core.formation import PipelineFormation
 from wavepp_controller.core.order import RankedOrder
 from wavepp_controller.core.outbox import Outbox
 from wavepp_controller.core.pace import Pace
-from wavepp_controller.core.planner import Lane, plan_fixed
+from wavepp_controller.core.planner import Lane
+from wavepp_controller.core.planning import InFlight, PlanView, Policy
 from wavepp_controller.core.request import Request
 from wavepp_controller.core.request_table import RequestInput, RequestState
 from wavepp_controller.core.ring import Flight, Ring
 from wavepp_proto.errors import FormationEnded, InternalError, RowVoided
-from wavepp_proto.terms import DaemonKey, HoldKey, PipelineId, Progress, Row, RowResult, WaveReport
+from wavepp_proto.terms import DaemonKey, HoldKey, PipelineId, Progress, Row, RowResult, WaveOrdinal, WaveReport
 
 
 @dataclass(slots=True)
@@ -29,13 +31,21 @@ class Outcomes:
 
     finished: list[tuple[Request, RowResult]] = field(default_factory=list)
     voided: list[tuple[Request, RowVoided]] = field(default_factory=list)
+    wave_ended: bool = False
+    """The last stage is done with a wave."""
 
 
 class Execution:
     def __init__(
-        self, pipeline: PipelineId, formation: PipelineFormation, config: ControllerConfig, out: Outbox, now: float
+        self,
+        pipeline: PipelineId,
+        formation: PipelineFormation,
+        policy: Policy,
+        config: ControllerConfig,
+        out: Outbox,
+        now: float,
     ) -> None:
-        self._pipeline, self._formation, self._out = pipeline, formation, out
+        self._pipeline, self._formation, self._policy, self._out = pipeline, formation, policy, out
         self._max_rows = config.lanes
         self._timeout_s = config.wave_timeout_ms / 1e3
         self._moved = now
@@ -45,9 +55,18 @@ class Execution:
         self.pace = Pace()
         self.running: dict[HoldKey, Request] = {}
         """Admitted and not ended, lanes or not."""
+        self._flying: dict[WaveOrdinal, InFlight] = {}
+        """What holds a slot of the ring, in order."""
+        self._made: dict[int, Lane] = {}
+        """Lanes as the policy last saw them, by the request's life: most stay as they are from wave to wave."""
+        self._ask_at: float | None = None
+        """When the policy wants to be asked again; None unless it waits."""
+        self._closed = False
+        """The admission mode lets no wave go now."""
 
     def next_deadline(self) -> float | None:
-        return self._moved + self._timeout_s if self.ring.in_flight else None
+        times = (self._moved + self._timeout_s if self.ring.in_flight else None, self._ask_at)
+        return min((at for at in times if at is not None), default=None)
 
     def admit(self, request: Request) -> None:
         self.running[request.key] = request
@@ -56,6 +75,7 @@ class Execution:
     def withdraw(self, request: Request) -> None:
         """The request ended: chunks already sent are executed, nothing more is scheduled."""
         self.running.pop(request.key, None)
+        self._made.pop(request.life, None)
         self.lanes.discard(request)
 
     def again(self, key: DaemonKey) -> list[SendWave]:
@@ -64,14 +84,20 @@ class Execution:
         unreported = self.ring.unreported(key)
         return [SendWave(self._pipeline, flight.ordinal, flight.rows, targets) for flight in unreported]
 
-    def pump(self, now: float) -> None:
-        """Fill the ring."""
-        while self.lanes and self.ring.room:
-            lanes = [_lane(request) for request in self.lanes]
-            rows = plan_fixed(lanes, self._formation.wave_tokens, self._max_rows, self._formation.block_tokens)
-            if not rows:
-                raise InternalError("lanes have tokens and the planner found no chunk", field="lanes", value=len(lanes))
-            self._send(rows, now)
+    def pump(self, now: float, *, closed: bool = False, more_soon: bool = False) -> None:
+        """Fill the ring as far as the policy wants; not at all while the admission mode is `closed` for waves."""
+        self._ask_at, self._closed = None, closed
+        while self.lanes and self.ring.room and not closed:
+            decision = self._policy.plan(self._view(now, more_soon))
+            if decision.rows:
+                self._send(decision.rows, now)
+                continue
+            if not self.ring.in_flight or decision.wait_until is None or decision.wait_until <= now:
+                raise InternalError(
+                    "lanes have tokens and the planner found no chunk", field="lanes", value=len(self.lanes)
+                )
+            self._ask_at = decision.wait_until
+            break
 
     def expire(self, now: float) -> None:
         """FormationEnded if the last stage has been silent about its waves for too long."""
@@ -90,11 +116,14 @@ class Execution:
         daemon.spent(report.times)
         reported = self.ring.report(key, report)
         daemon.waves_done += 1
+        self._policy.observe(key, reported.flight.rows, report.void_bitmap, report.times, now)
         outcomes = Outcomes()
         if reported.slot_freed:
+            self._flying.pop(reported.flight.ordinal, None)
             computed = (r.length for i, r in enumerate(reported.flight.rows) if not report.void_bitmap >> i & 1)
             self.pace.worked(sum(computed), now - self._moved)
             self._moved = now
+            outcomes.wave_ended = True
             self._complete(reported.flight, report, outcomes)
         self._void(reported.flight, reported.complete, outcomes)
         return outcomes
@@ -114,14 +143,45 @@ class Execution:
         findings += self.lanes.check()
         if len(self.lanes) > len(self.running):
             findings.append("a lane carries a request that does not run")
-        if self.lanes and self.ring.room:
+        if len(self._flying) != self.ring.in_flight:
+            findings.append("the planner is shown other waves than those in the ring")
+        if self._made.keys() - {request.life for request in self.lanes}:
+            findings.append("the planner is shown a lane that is no more")
+        if self.lanes and self.ring.room and not self._closed and self._ask_at is None:
             findings.append("a lane has tokens, the ring has room, and no wave was planned")
         return findings
+
+    def _view(self, now: float, more_soon: bool) -> PlanView:
+        formation = self._formation
+        return PlanView(
+            now,
+            [self._lane(request) for request in self.lanes],
+            tuple(self._flying.values()),
+            formation.stages,
+            self.ring.size,
+            formation.wave_tokens,
+            formation.block_tokens,
+            self._max_rows,
+            more_soon,
+        )
+
+    def _lane(self, request: Request) -> Lane:
+        current, made = request.current, self._made.get(request.life)
+        if (
+            made is None
+            or made.start != current.scheduled
+            or made.stops is not current.stops
+            or made.snapshots is not current.snapshots
+        ):
+            made = Lane(request.key, current.scheduled, request.prompt_tokens, current.snapshots, current.stops)
+            self._made[request.life] = made
+        return made
 
     def _send(self, rows: tuple[Row, ...], now: float) -> None:
         if not self.ring.in_flight:
             self._moved = now
         ordinal = self.ring.send(rows)
+        self._flying[ordinal] = InFlight(ordinal, rows, now)
         for row in rows:
             request = self.running[row.key]
             request.current.sent(row, ordinal)
@@ -129,6 +189,7 @@ class Execution:
                 request.advance(RequestInput.FIRST_WAVE, now)
                 self.lanes.serve(request)
             if row.final:
+                self._made.pop(request.life, None)
                 self.lanes.discard(request)
         self._out.count("waves")
         self._out.count("wave_rows", len(rows))
@@ -176,8 +237,3 @@ class Execution:
                     ),
                 )
             )
-
-
-def _lane(request: Request) -> Lane:
-    current = request.current
-    return Lane(request.key, current.scheduled, request.prompt_tokens, current.snapshots, current.stops)

@@ -7,6 +7,9 @@ for when to tick, `status` for operators, and `check` in tests. Nothing here wai
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from wavepp_controller.core.config import ControllerConfig
 from wavepp_controller.core.door import RETRY_AFTER_MS, judge
 from wavepp_controller.core.events import (
@@ -38,6 +41,7 @@ from wavepp_controller.core.events import (
     Tick,
     VotesArrived,
 )
+from wavepp_controller.core.latency_model import LatencyModel
 from wavepp_controller.core.outbox import Outbox
 from wavepp_controller.core.phases import MAX_SPANS, PhaseLog
 from wavepp_controller.core.pipeline import PipelineMachine
@@ -60,6 +64,8 @@ from wavepp_proto.terms import DaemonKey, Epoch, Failed, PipelineId, PrefillRequ
 
 PAUSE_S = 0.2
 """The shell ticks every 50 ms; after a longer gap it was the controller that slept, not a daemon."""
+ANY_PIPELINE = "*"
+"""Key of a latency model that was calibrated for whichever pipeline there is."""
 FromDaemon = (
     Joined
     | JoinFailed
@@ -85,6 +91,8 @@ class ControllerMachine:
         self._out = Outbox()
         self._now = 0.0
         self._ticked: float | None = None
+        self._seeds: dict[str, Any] = {}
+        """Latency models by pipeline, as they were once kept."""
         self._lives = 0
         """Requests accepted so far."""
 
@@ -117,6 +125,19 @@ class ControllerMachine:
         """Last wave whose report of this daemon was taken in the present formation (0: none): heartbeats say so."""
         pipeline = self.pipelines.get(key.pipeline)
         return WaveOrdinal(0) if pipeline is None else pipeline.reported_wave(key)
+
+    def latency_models(self) -> dict[str, Any]:
+        """What was learnt of every pipeline's stages, for JSON; `seed_latency` takes it in another life."""
+        return {str(pipeline.id): pipeline.latency.to_data() for pipeline in self.pipelines.values()}
+
+    def seed_latency(self, models: Mapping[str, Any]) -> None:
+        """Begin with what `latency_models` once said, or with a calibration under the name "*" for every pipeline.
+
+        InvalidRequest if it is something else.
+        """
+        for seed in models.values():
+            LatencyModel().seed(seed)
+        self._seeds = dict(models)
 
     def turned_away(self, error: WaveppError) -> None:
         """Count a request that the shell refused before it could become a Submit."""
@@ -240,6 +261,7 @@ class ControllerMachine:
         pipeline = self.pipelines.get(key.pipeline)
         if pipeline is None:
             pipeline = self.pipelines[key.pipeline] = PipelineMachine(key.pipeline, self.config, self._out)
+            pipeline.latency.seed(self._seeds.get(key.pipeline) or self._seeds.get(ANY_PIPELINE, {}))
             if self.epoch is not None:
                 pipeline.lead(self.epoch, now)
         return pipeline

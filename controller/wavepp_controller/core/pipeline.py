@@ -20,6 +20,7 @@ from wavepp_controller.core.formation import Daemon, PipelineFormation
 from wavepp_controller.core.forming import Forming
 from wavepp_controller.core.hearing import Hearing
 from wavepp_controller.core.index import ReuseIndex, short_chain
+from wavepp_controller.core.latency_model import LatencyModel
 from wavepp_controller.core.outbox import Outbox
 from wavepp_controller.core.request import Request
 from wavepp_controller.core.request_table import RequestInput, RequestState
@@ -39,6 +40,8 @@ class PipelineMachine:
         self.forming = Forming(pipeline, config, out)
         self.book = RequestBook(pipeline, out)
         self.index = ReuseIndex()
+        self.latency = LatencyModel()
+        """What its stages were learnt to need; outlives formations."""
         self.hearing = Hearing(self, config, out)
         self.service: Service | None = None
         self.stalled_since: float | None = None
@@ -201,7 +204,7 @@ class PipelineMachine:
 
     def _serve(self, formation: PipelineFormation, now: float) -> None:
         facts, rounds = self.forming.serve(formation)
-        service = Service(formation, facts, self.book, self.index, rounds, self._config, self._out, now)
+        service = Service(formation, facts, self.book, self.index, rounds, self.latency, self._config, self._out, now)
         self.service = service
         digests.expect(self.index, formation, now)
         for request in self.book:

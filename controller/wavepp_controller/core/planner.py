@@ -1,4 +1,4 @@
-"""What the next wave carries (DESIGN.md section 7): policy `fixed`, always up to M tokens.
+"""How lanes fill one wave (DESIGN.md section 7), whatever the policy.
 
 Owns the packing rules: lanes in the order given, several requests in one wave, interior chunk ends on
 multiples of B and by preference on snapshot points, every stop a chunk end, no empty chunk. Pure: lanes in,
@@ -36,25 +36,28 @@ class WaveBudget:
     rows: int
     block_tokens: int
 
-    def try_add(self, lane: Lane) -> Row | None:
-        """The lane's chunk, as long as fits; None if not one whole block (or the rest) does."""
+    def try_add(self, lane: Lane, most: int | None = None, least_cut: int = 0) -> Row | None:
+        """The lane's chunk, as long as fits but at most `most` tokens; None if not one whole block (or the rest) does.
+
+        None too if the chunk were cut off from a longer rest with fewer than `least_cut` tokens.
+        """
         if self.rows == 0:
             return None
-        end = self._end(lane)
-        if end <= lane.start:
+        end = self._end(lane, self.tokens if most is None else min(self.tokens, most))
+        if end <= lane.start or (end - lane.start < least_cut and _cuts(lane, end)):
             return None
         self.tokens -= end - lane.start
         self.rows -= 1
         snapshots = tuple(place for place in lane.snapshots if place <= end)
         return Row(lane.key, lane.start, end - lane.start, end == lane.prompt_tokens, snapshots)
 
-    def _end(self, lane: Lane) -> int:
-        """Where the lane's chunk would end: at the first stop, else as far as the budget goes.
+    def _end(self, lane: Lane, tokens: int) -> int:
+        """Where the lane's chunk would end: at the first stop, else as far as `tokens` go.
 
         An interior end moves back to the last snapshot point if that costs less than half of the chunk:
         the engine then need not split its scan, and a wave is not given away for it.
         """
-        end = min(lane.prompt_tokens, lane.start + self.tokens)
+        end = min(lane.prompt_tokens, lane.start + tokens)
         if lane.stops and lane.stops[0] <= end:
             return lane.stops[0]
         if end == lane.prompt_tokens:
@@ -64,19 +67,28 @@ class WaveBudget:
         return max((place for place in lane.snapshots if half < place <= end), default=end)
 
 
-def plan_fixed(lanes: Iterable[Lane], wave_tokens: int, max_rows: int, block_tokens: int) -> tuple[Row, ...]:
+def _cuts(lane: Lane, end: int) -> bool:
+    """Whether a chunk up to `end` leaves a rest for no other reason than its length."""
+    return end != lane.prompt_tokens and end not in lane.stops
+
+
+def pack(lanes: Iterable[Lane], budget: WaveBudget, least_cut: int = 0) -> tuple[Row, ...]:
     """Rows of the next wave, in lane order; empty only if there are no lanes.
 
-    `wave_tokens` (M) is a positive multiple of `block_tokens`, so the first lane always advances. A
-    lane whose next block does not fit lets shorter ones behind it use the rest: it is first again in
-    the next wave, so nobody is overtaken by more than a leftover.
+    The budget is a positive multiple of B, so the first lane always advances. A lane whose next block does not fit
+    lets shorter ones behind it use the rest: it is first again in the next wave, so nobody is overtaken by more than a
+    leftover. What is left after the first row is not filled with a fragment of fewer than `least_cut` tokens.
     """
-    budget = WaveBudget(wave_tokens, max_rows, block_tokens)
-    rows = []
+    rows: list[Row] = []
     for lane in lanes:
         if budget.tokens == 0 or budget.rows == 0:
             break
-        row = budget.try_add(lane)
+        row = budget.try_add(lane, least_cut=least_cut if rows else 0)
         if row is not None:
             rows.append(row)
     return tuple(rows)
+
+
+def plan_fixed(lanes: Iterable[Lane], wave_tokens: int, max_rows: int, block_tokens: int) -> tuple[Row, ...]:
+    """The wave of policy `fixed`: up to M = `wave_tokens`, a positive multiple of B."""
+    return pack(lanes, WaveBudget(wave_tokens, max_rows, block_tokens))

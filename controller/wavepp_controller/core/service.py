@@ -18,7 +18,10 @@ from wavepp_controller.core.execution import Execution
 from wavepp_controller.core.formation import PipelineFormation
 from wavepp_controller.core.index import ReuseIndex
 from wavepp_controller.core.inventory_check import InventoryCheck
+from wavepp_controller.core.latency_model import LatencyModel
+from wavepp_controller.core.modes import Gate
 from wavepp_controller.core.outbox import Outbox
+from wavepp_controller.core.policies import make_policy
 from wavepp_controller.core.request import Request
 from wavepp_controller.core.request_table import RequestInput, RequestState
 from wavepp_controller.core.ring import Place
@@ -36,6 +39,7 @@ class Service:
         book: RequestBook,
         index: ReuseIndex,
         next_rounds: dict[DaemonKey, RoundOrdinal],
+        model: LatencyModel,
         config: ControllerConfig,
         out: Outbox,
         now: float,
@@ -46,7 +50,9 @@ class Service:
         self._patience_s = config.announce_deadline_ms / 1e3
         self.rounds = RoundBook(formation.daemons, config.round_deadline_ms / 1e3, next_rounds)
         self.admission = Admission(formation, index, self.rounds, config, out)
-        self.execution = Execution(book.pipeline, formation, config, out, now)
+        policy = make_policy(config, model)
+        self.execution = Execution(book.pipeline, formation, policy, config, out, now)
+        self._gate = Gate(config.mode)
         self.inventories = InventoryCheck(
             formation, self.rounds, self.admission, self.execution, book, config.inventory_ms / 1e3, out, now
         )
@@ -114,6 +120,8 @@ class Service:
 
     def report(self, key: DaemonKey, report: WaveReport, now: float) -> None:
         outcomes = self.execution.report(key, report, now)
+        if outcomes.wave_ended:
+            self._gate.wave_ended()
         for request, result in outcomes.finished:
             self._book.finish(request, result, now)
             self.admission.published(request, now)
@@ -162,9 +170,13 @@ class Service:
         self.inventories.expire(now)
 
     def pump(self, now: float) -> None:
-        """Do whatever has become possible: a round, then waves."""
-        self.admission.pump(now)
-        self.execution.pump(now)
+        """Do whatever has become possible, and the admission mode allows: a round, then waves."""
+        admission, execution = self.admission, self.execution
+        may_prepare = self._gate.may_prepare(in_flight=execution.ring.in_flight, running=len(execution.running))
+        admission.pump(now, closed=not may_prepare)
+        may_send = self._gate.may_send(round_open=admission.round_open)
+        execution.pump(now, closed=not may_send, more_soon=admission.more_soon)
+        self._gate.pumped(round_begun=admission.round_open, in_flight=execution.ring.in_flight)
 
     def next_deadlines(self) -> list[float]:
         deadlines = (
