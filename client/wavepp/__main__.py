@@ -1,7 +1,7 @@
 """The `wavepp` command: gathers the subcommands of every installed package.
 
-Owns nothing but the gathering: `up`, `prefill`, `status` and `doctor` live in commands/, the others
-are found through the entry-point group `wavepp.commands`, so the client imports no other package.
+Owns nothing but the gathering: `up`, `prefill`, `bench`, `status`, `doctor`, `profile` live in commands/, the
+others are found through the entry-point group `wavepp.commands`, so the client imports no other package.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from typing import Annotated, Any
 
 import typer
 
+from wavepp.commands.bench import bench
 from wavepp.commands.doctor import doctor
 from wavepp.commands.prefill import prefill
+from wavepp.commands.profile import app as profile
 from wavepp.commands.status import status
 from wavepp.commands.up import up
 
@@ -37,8 +39,9 @@ def _root(
 def build_app() -> typer.Typer:
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(_root)
-    for command in (up, prefill, status, doctor):
+    for command in (up, prefill, bench, status, doctor):
         app.command()(command)
+    app.add_typer(profile, name="profile")
     for point in sorted(entry_points(group="wavepp.commands"), key=lambda found: found.name):
         _add(app, point.name, _load(point))
     return app

@@ -1,0 +1,118 @@
+"""Load on a pipeline: a closed loop of so many slots, or arrivals that wait for nobody.
+
+Owns when the next request is sent, and when a cell has seen enough. Does not own what a request is (`asking.py`)
+or what comes of it (`measure.py`). Every request has a deadline, so every cell ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from wavepp.bench.measure import Sample
+from wavepp.bench.window import Window
+from wavepp_proto.workload import Arrival, Prompt
+
+Ask = Callable[[int, Prompt, float], Awaitable[Sample]]
+"""Sends prompt `number`, due at that many seconds, and says what came of it. Raises nothing but cancellation."""
+
+
+class Clock(Protocol):
+    """Seconds since the cell's load began."""
+
+    def now(self) -> float: ...
+
+    async def until(self, at_s: float) -> None:
+        """Returns at once if that was earlier."""
+
+
+class LoopClock:
+    """The running event loop's own time."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
+
+    def now(self) -> float:
+        return self._loop.time() - self._began
+
+    async def until(self, at_s: float) -> None:
+        await asyncio.sleep(at_s - self.now())
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much of a closed loop is measured: at least `requests` and at least `seconds`."""
+
+    warmup: int
+    """Requests that end before the measured part."""
+    requests: int
+    seconds: float
+
+
+async def closed_loop(
+    ask: Ask, prompt: Callable[[int], Prompt], concurrency: int, extent: Extent, window: Window, clock: Clock
+) -> None:
+    """`concurrency` slots, each of which sends its next prompt when its last one has ended; until all are answered."""
+    numbers = itertools.count()
+
+    async def slot() -> None:
+        while not window.closed.is_set():
+            number = next(numbers)
+            _take(await ask(number, prompt(number), clock.now()), extent, window)
+
+    if extent.warmup == 0:
+        window.open(0.0)
+    async with asyncio.TaskGroup() as slots:
+        for _ in range(concurrency):
+            slots.create_task(slot())
+
+
+def _take(sample: Sample, extent: Extent, window: Window) -> None:
+    """File an ended request; open or close the window at it."""
+    window.judge(sample)
+    if not window.opened.is_set():
+        window.warmup.append(sample)
+        if len(window.warmup) >= extent.warmup:
+            window.open(sample.ended_s)
+    elif window.closed.is_set():
+        window.tail.append(sample)
+    else:
+        window.measured.append(sample)
+        if len(window.measured) >= extent.requests and sample.ended_s - window.opened_s >= extent.seconds:
+            window.close(sample.ended_s)
+    if window.broken and not window.closed.is_set():
+        window.close(sample.ended_s)
+
+
+async def open_loop(
+    ask: Ask, arrivals: Sequence[Arrival], warmup: int, most_under_way: int, window: Window, clock: Clock
+) -> None:
+    """Send each prompt when it is due; the first `warmup` of them are not measured. Until all are answered.
+
+    Beyond `most_under_way` at once an arrival waits, which bounds memory; its completion time counts the wait.
+    """
+    room = asyncio.Semaphore(most_under_way)
+
+    async def one(number: int, arrival: Arrival) -> None:
+        try:
+            sample = await ask(number, arrival.prompt, arrival.at_s)
+        finally:
+            room.release()
+        window.judge(sample)
+        (window.warmup if number < warmup else window.measured).append(sample)
+
+    async with asyncio.TaskGroup() as under_way:
+        for number, arrival in enumerate(arrivals):
+            await clock.until(arrival.at_s)
+            await room.acquire()
+            if window.broken:
+                room.release()
+                break
+            if number == warmup:
+                window.open(arrival.at_s)
+            under_way.create_task(one(number, arrival))
+    window.close(max((one.ended_s for one in window.measured), default=window.opened_s))

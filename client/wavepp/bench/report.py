@@ -1,0 +1,106 @@
+"""A bench's document as tables for a person, and without its raw samples for a program.
+
+Owns wording and layout; decides nothing. Reads documents as `run.py` makes them, whether new or from files.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wavepp.bench.stages import STATES
+from wavepp.bench.store import Document
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+COLUMNS = (
+    "cell", "input tok/s", "computed tok/s", "requests", "completion ms p50", "p95", "p99", "admission ms p50", "p95",
+    "p99", "good hits", "of bound", "waves", "tok/wave", "others' CPU", "failed",
+)  # fmt: skip
+STAGE_COLUMNS = ("cell", "stage", "waves", *(state.replace("_", " ") for state in STATES))
+NOTHING = "-"
+"""Where a number does not exist."""
+
+
+def rows(document: Document) -> list[list[str]]:
+    """One row a cell, as COLUMNS."""
+    return [_row(cell) for cell in document["cells"]]
+
+
+def stage_rows(document: Document) -> list[list[str]]:
+    """One row for each cell and stage daemon, as STAGE_COLUMNS."""
+    return [
+        [cell["name"], _stage(stage), f"{stage['waves']}", *(_percent(stage["shares"][state]) for state in STATES)]
+        for cell in document["cells"]
+        for stage in cell["stages"] or ()
+    ]
+
+
+def print_tables(document: Document) -> None:
+    """To standard output."""
+    from rich.console import Console
+
+    out = Console()
+    out.print(_table("", COLUMNS, rows(document)))
+    split = stage_rows(document)
+    if split:
+        out.print(_table("what the stages' time went into", STAGE_COLUMNS, split))
+
+
+def without_samples(document: Document) -> Document:
+    """The document with its cells' summaries alone."""
+    cells = [{name: value for name, value in cell.items() if name != "samples"} for cell in document["cells"]]
+    return document | {"cells": cells}
+
+
+def setting_of(document: Document) -> str:
+    """One sentence: what was measured, where and when."""
+    machine, cell = document["machine"], document["cells"][0]
+    about = cell["settings"]
+    return (
+        f"{about['model']} over {about['stages']} stages (policy {about['policy']}, waves of {about['wave_tokens']} "
+        f"tokens, blocks of {about['block_tokens']}), measured from {machine['host']} with {machine['cores']} cores, "
+        f"{document['began']} to {document['ended']}, wavepp {document['versions'].get('controller', NOTHING)}."
+    )
+
+
+def _table(title: str, columns: tuple[str, ...], lines: list[list[str]]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title or None)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=number == 0)
+    for line in lines:
+        table.add_row(*map(Text, line))
+    return table
+
+
+def _row(cell: Document) -> list[str]:
+    summary, waves, bound, usage = cell["summary"], cell["waves"], cell["bound"], cell["usage"]
+    return [
+        cell["name"] + (" (interrupted)" if cell["interrupted"] else " (ended early)" if cell["stopped_early"] else ""),
+        f"{summary['input_tokens_per_s']:,.0f}",
+        f"{summary['computed_tokens_per_s']:,.0f}",
+        f"{summary['finished']}",
+        *_three(summary["completion_ms"]),
+        *_three(summary["admission_ms"]),
+        _percent(summary["good_hit_rate"]),
+        _percent(bound["fraction"] if bound else None),
+        f"{waves['count']}" if waves else NOTHING,
+        f"{waves['tokens_per_wave']:,.0f}" if waves else NOTHING,
+        _percent(usage["others"] if usage else None),
+        ", ".join(f"{count} {reason}" for reason, count in cell["failed"].items()) or "0",
+    ]
+
+
+def _three(percentiles: list[float] | None) -> list[str]:
+    return [NOTHING] * 3 if percentiles is None else [f"{value:,.1f}" for value in percentiles]
+
+
+def _percent(share: float | None) -> str:
+    return NOTHING if share is None else f"{100 * share:.1f} %"
+
+
+def _stage(stage: Document) -> str:
+    return f"{stage['stage']}" + (f" rank {stage['rank']}" if stage["rank"] else "")
