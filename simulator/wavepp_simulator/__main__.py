@@ -1,7 +1,8 @@
-"""`wavepp simulate`: play a scenario text, or explore random histories by seed.
+"""`wavepp simulate`: play a scenario text, explore random histories by seed, or plan a deployment.
 
 Owns the command line only; `script`, `campaign` and `shrink` do the work and are imported when they are
-needed. Ends 1 with the seed, its story and a short scenario when an invariant is broken.
+needed, `plan_command` has the planner's options. Ends 1 with the seed, its story and a short scenario when an
+invariant is broken.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from typing import Annotated
 
 import typer
 
+from wavepp_simulator.plan_command import plan
+
 STORY_LINES = 60
 """Lines of a failing seed's story that are shown unless --whole-story is given."""
 
-command = typer.Typer(no_args_is_help=True, help="Run both cores in virtual time: scenarios and random faults.")
+command = typer.Typer(no_args_is_help=True, help="Run both cores in virtual time: scenarios, random faults, plans.")
+command.command()(plan)
 
 
 @command.command()

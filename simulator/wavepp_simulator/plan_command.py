@@ -1,0 +1,154 @@
+"""`wavepp simulate plan`: what a deployment would do with a workload, in virtual time, within seconds.
+
+Owns the options of the command and its words; `planning_load` runs it, `planning_result` counts. The same
+controller and stage cores as in the real system decide. Registered by `__main__`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from wavepp_proto import workload
+from wavepp_proto.errors import InvalidRequest
+from wavepp_proto.profile import Profile
+from wavepp_proto.workload import FAMILIES, LENGTHS, Family, Workload
+
+
+def plan(
+    profile: Annotated[
+        Path, typer.Option("--profile", exists=True, dir_okay=False, envvar="WAVEPP_PROFILE", help="Device profile.")
+    ],
+    family: Annotated[
+        str, typer.Option("--family", envvar="WAVEPP_FAMILY", help=f"Closed loop: {', '.join(FAMILIES)}.")
+    ] = "",
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", min=1, envvar="WAVEPP_CONCURRENCY", help="Slots of a closed loop.")
+    ] = 8,
+    model: Annotated[
+        str,
+        typer.Option("--model", envvar="WAVEPP_MODEL_LENGTHS", help=f"Whose prompt lengths: {', '.join(LENGTHS)}."),
+    ] = "glm",
+    tokens: Annotated[
+        int | None, typer.Option("--tokens", min=1, envvar="WAVEPP_TOKENS", help="Another prompt length.")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option("--rate", min=1e-6, envvar="WAVEPP_RATE", help="Open loop: mean requests a second.")
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option("--trace", exists=True, dir_okay=False, envvar="WAVEPP_TRACE", help="Mooncake trace to replay."),
+    ] = None,
+    speed: Annotated[
+        float, typer.Option("--speed", min=1e-6, envvar="WAVEPP_SPEED", help="How many times faster it arrives.")
+    ] = 1.0,
+    minutes: Annotated[
+        float | None,
+        typer.Option("--minutes", min=1e-6, envvar="WAVEPP_MINUTES", help="Replay so many minutes of the trace."),
+    ] = None,
+    policy: Annotated[str, typer.Option("--policy", envvar="WAVEPP_POLICY", help="Planner's policy.")] = "fixed",
+    mode: Annotated[str, typer.Option("--mode", envvar="WAVEPP_MODE", help="Admission mode.")] = "overlapped",
+    replicas: Annotated[int, typer.Option("--replicas", min=1, envvar="WAVEPP_REPLICAS", help="Pipelines.")] = 1,
+    block_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--block-tokens", min=1, envvar="WAVEPP_BLOCK_TOKENS", help="Another block size; pools keep their tokens."
+        ),
+    ] = None,
+    round_ms: Annotated[
+        float | None,
+        typer.Option("--round-ms", min=0.0, envvar="WAVEPP_ROUND_MS", help="A prepare round; measured if not given."),
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option("--requests", min=1, envvar="WAVEPP_REQUESTS", help="Measured in a closed loop.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, envvar="WAVEPP_SEED", help="Of the family's prompts.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", envvar="WAVEPP_JSON", help="Print everything as JSON.")] = False,
+) -> None:
+    """Predict throughput and latency of a family or a trace on a device profile."""
+    from dataclasses import replace
+
+    from wavepp_simulator.planning import Overheads, config_of, with_block_tokens
+    from wavepp_simulator.planning_load import Load
+    from wavepp_simulator.planning_result import summarise
+
+    try:
+        device = Profile.from_json(profile.read_text())
+        if block_tokens is not None:
+            device = with_block_tokens(device, block_tokens)
+        asked = _workload(family, model, concurrency, seed, tokens, rate, trace, speed, minutes)
+        overheads = Overheads.measured(len(device.stages))
+        if round_ms is not None:
+            overheads = replace(overheads, round_s=round_ms / 1e3)
+        config = config_of(device, policy, mode)
+    except InvalidRequest as error:
+        raise typer.BadParameter(error.message) from error
+    began = time.perf_counter()
+    played = Load(device, config, overheads, replicas).play(asked, requests)
+    took = time.perf_counter() - began
+    told = {
+        "profile": device.name,
+        "workload": asked.name,
+        "concurrency": asked.concurrency if isinstance(asked, Family) else None,
+        "policy": policy,
+        "mode": mode,
+        "replicas": replicas,
+        "round_ms": overheads.round_s * 1e3,
+        "took_s": round(took, 2),
+        **summarise(device, played, replicas),
+    }
+    typer.echo(json.dumps(told) if as_json else _words(told))
+
+
+def _workload(
+    family: str,
+    model: str,
+    concurrency: int,
+    seed: int,
+    tokens: int | None,
+    rate: float | None,
+    trace: Path | None,
+    speed: float,
+    minutes: float | None,
+) -> Workload:
+    """Raises InvalidRequest."""
+    if bool(family) == (trace is not None):
+        raise InvalidRequest("give either --family or --trace", field="family")
+    if trace is not None:
+        with trace.open() as lines:
+            replayed = workload.mooncake(trace.stem, lines)
+        return (replayed.first(minutes * 60) if minutes is not None else replayed).faster(speed)
+    closed = workload.family(family, model, concurrency, seed, tokens)
+    if rate is None:
+        return closed
+    return workload.poisson(closed, rate, (minutes or 10.0) * 60).faster(speed)
+
+
+def _words(told: dict[str, Any]) -> str:
+    """A few lines for a person."""
+    completion, admission, waves = told["completion_s"], told["admission_ms"], told["waves"]
+    slots = f", {told['concurrency']} at once" if told["concurrency"] else ""
+    busy = " ".join(f"{share:.0%}" for share in told["stage_busy"].values())
+    lines = [
+        f"{told['workload']}{slots} on {told['replicas']} x {told['profile']}, {told['mode']}+{told['policy']}",
+        f"  {told['requests']} requests in {told['measured_s']:.1f} s of virtual time, {told['failed']} failed",
+        f"  input {told['input_tokens_per_s']:,.0f} tokens/s, computed {told['computed_tokens_per_s']:,.0f} tokens/s; "
+        f"{told['fraction_of_bound']:.1%} of the slowest stage's bound",
+    ]
+    if completion:
+        lines.append("  completion " + " ".join(f"{name} {value:.2f} s" for name, value in completion.items()))
+        lines.append("  admission  " + " ".join(f"{name} {value:.1f} ms" for name, value in admission.items()))
+    if told["good_hit_rate"] is not None:
+        lines.append(f"  good hits {told['good_hit_rate']:.1%}, reused {told['reused_share']:.1%} of all tokens")
+    if waves["count"]:
+        lines.append(
+            f"  {waves['count']} waves of {waves['tokens']['mean']:,.0f} tokens, {waves['rows_mean']} rows, "
+            f"{waves['milliseconds']['mean']:.1f} ms on average"
+        )
+    lines.append(f"  stages busy {busy}")
+    lines.append(f"  rounds of {told['round_ms']:.2f} ms assumed; played in {told['took_s']:.1f} s")
+    return "\n".join(lines)

@@ -1,0 +1,131 @@
+"""Who asks a planned deployment: closed loops with a warm-up round, and arrivals in time.
+
+Owns what each request was and when it was asked, admitted and ended, and which of them are measured. Runs a
+deployment until they have ended. What it all means is in `planning_result`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from wavepp_controller.core.config import ControllerConfig
+from wavepp_proto.errors import InternalError, from_info
+from wavepp_proto.profile import Profile
+from wavepp_proto.terms import Admitted, Failed, Finished, PipelineId, PrefillEvent, RequestId, Timings
+from wavepp_proto.workload import Family, Prompt, Workload
+from wavepp_simulator.planning import Deployment, Overheads
+from wavepp_simulator.timed_engine import Ran
+
+LEAST_MEASURED = 24
+"""Requests of a closed loop that are measured, however few ask at once."""
+
+
+@dataclass(slots=True)
+class Asked:
+    prompt: Prompt
+    at: float
+    admitted_at: float | None = None
+    cached_tokens: int = 0
+    rounds_ms: float = 0.0
+    ended_at: float | None = None
+    failure: str = ""
+    """Reason of the typed error; empty if it finished or goes on."""
+
+
+@dataclass(slots=True)
+class Played:
+    """One run; times are virtual seconds, [start, end] is what is measured."""
+
+    measured: list[Asked] = field(default_factory=list)
+    """Ended within the measured time, in order of their end."""
+    start: float = 0.0
+    end: float = 0.0
+    ran: dict[str, list[Ran]] = field(default_factory=dict)
+    """Every wave of each stage."""
+    copied_blocks: int = 0
+
+
+class Load:
+    """Clients of one deployment; `next_prompt` is asked by whoever has finished."""
+
+    def __init__(self, profile: Profile, config: ControllerConfig, overheads: Overheads, replicas: int) -> None:
+        self.deployment = Deployment(profile, config, overheads, self._hear, replicas)
+        self.living: dict[RequestId, Asked] = {}
+        self.ended: list[Asked] = []
+        self._family: Family | None = None
+        self._numbers = 0
+
+    def play(self, workload: Workload, most_measured: int | None = None) -> Played:
+        """`most_measured` requests of a closed loop instead of max(2c, LEAST_MEASURED)."""
+        self.deployment.run(lambda: self.deployment.serving)
+        self._preload(workload.preloaded)
+        if isinstance(workload, Family):
+            count = most_measured or max(2 * workload.concurrency, LEAST_MEASURED)
+            return self._closed(workload, count)
+        base = self.deployment.now
+        for one in workload.arrivals:
+            self._at(base + one.at_s, one.prompt)
+        self.deployment.run(lambda: len(self.ended) == len(workload.arrivals))
+        return self._played(0, base)
+
+    def _preload(self, prompts: tuple[Prompt, ...]) -> None:
+        """Every replica computes the prefixes that caches are to hold."""
+        for prompt in prompts:
+            for pipeline in self.deployment.machine.pipelines:
+                self._submit(prompt, pipeline)
+        self.deployment.run(lambda: not self.living)
+        self.deployment.agenda.at(settled := self.deployment.now + 1.0, lambda: None)
+        self.deployment.run(lambda: self.deployment.now >= settled)
+        self.ended.clear()
+
+    def _closed(self, family: Family, count: int) -> Played:
+        warm = family.concurrency
+        self._family = family
+        for _ in range(family.concurrency):
+            self._next()
+        self.deployment.run(lambda: len(self.ended) >= warm)
+        start = self.deployment.now
+        # Several end at one moment where they shared a wave: none of them is counted, or all are.
+        first = sum(one.ended_at is not None and one.ended_at <= start for one in self.ended)
+        self.deployment.run(lambda: len(self.ended) >= first + count)
+        self._family = None
+        return self._played(first, start)
+
+    def _played(self, first: int, start: float) -> Played:
+        end = self.deployment.now
+        stages = self.deployment.stages
+        ran = {str(key): stage.ran for key, stage in stages.items()}
+        return Played(self.ended[first:], start, end, ran, sum(stage.copied_blocks for stage in stages.values()))
+
+    def _next(self) -> None:
+        if self._family is not None:
+            self._submit(self._family.prompt(self._numbers))
+
+    def _at(self, at: float, prompt: Prompt) -> None:
+        self.deployment.agenda.at(at, lambda: self._submit(prompt))
+
+    def _submit(self, prompt: Prompt, pipeline: PipelineId | None = None) -> None:
+        name = RequestId(f"r{self._numbers}")
+        self._numbers += 1
+        self.living[name] = Asked(prompt, self.deployment.now)
+        self.deployment.submit(name, prompt, pipeline)
+
+    def _hear(self, event: PrefillEvent, timings: Timings | None) -> None:
+        """Clients hear half a round later than the controller speaks."""
+        now = self.deployment.now + self.deployment.overheads.round_s / 2
+        if isinstance(event, Admitted):
+            asked = self.living[event.request_id]
+            asked.admitted_at, asked.cached_tokens = now, event.endpoint
+            asked.rounds_ms = timings.rounds_ms if timings is not None else 0.0
+        elif isinstance(event, Finished | Failed):
+            self.deployment.agenda.at(now, lambda: self._end(event))
+
+    def _end(self, event: Finished | Failed) -> None:
+        asked = self.living.pop(event.request_id)
+        asked.ended_at = self.deployment.now
+        if isinstance(event, Failed):
+            asked.failure = event.error.reason
+            if event.error.reason == InternalError.reason:
+                raise from_info(event.error)
+        self.ended.append(asked)
+        self._next()
