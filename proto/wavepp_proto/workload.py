@@ -222,9 +222,12 @@ def mooncake(name: str, lines: Iterable[str]) -> Trace:
     return Trace(name, tuple(sorted(arrivals, key=lambda one: one.at_s)))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=16)
 def stream_tokens(stream: str, tokens: int, vocabulary: int) -> bytes:
-    """The first tokens of a stream, packed. They lie below the largest power of two <= vocabulary and 65,536."""
+    """The first tokens of a stream, packed. They lie below the largest power of two <= vocabulary and 65,536.
+
+    The cache is for the prefixes that prompts share; with more entries, prompts asked once would fill it (1 MiB each).
+    """
     bits = min(16, vocabulary.bit_length() - 1)
     low, high = (_masks(min(8, bits)), _masks(max(0, bits - 8)))
     noise = hashlib.shake_256(stream.encode())
