@@ -83,6 +83,9 @@ class WaveWork:
     rows: tuple[RowWork, ...]
     chunks: bytes
     """First 16 bytes of the SHA-256 over the row list: neighbours must run the same rows."""
+    ready_at: float = 0.0
+    """Monotonic seconds at which its command, its activations and its copies had all come; 0 if nobody says.
+    Only for engines that model a device's queue."""
 
     @property
     def tokens(self) -> int:

@@ -1,7 +1,8 @@
 """The model that the emulated engine pretends to run: its preset string and its numbers.
 
 Owns the arithmetic of positions and the unsplit oracle that tests compare a whole pipeline with.
-Pure numpy; no cache and no clock. Called by `emulated.py`, the daemon's start-up and tests.
+Pure numpy; no cache and no clock, and no file but a profile's. Called by `emulated.py`, the daemon's
+start-up and tests.
 
     state[p] = sum over q <= p of mix(token[q], q)   mod 2^64
 
@@ -15,6 +16,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,13 +24,14 @@ import numpy.typing as npt
 
 from wavepp_proto import limits
 from wavepp_proto.errors import EngineFault
+from wavepp_proto.profile import MAX_LAYERS, Profile, StageCosts
 from wavepp_proto.terms import ModelFacts, Sampling, TokenLogprob
+from wavepp_stage.engine.emulated_device import Pace
 
 Words = npt.NDArray[np.uint64]
 
 NAME = "emulated"
 MASK = (1 << 64) - 1
-MAX_LAYERS = 4096
 LOGIT_SPAN = 8.0
 """Random logits lie in [0, LOGIT_SPAN); the greedy token stands LOGIT_LEAD above them."""
 LOGIT_LEAD = 1.0
@@ -42,7 +45,8 @@ _U64 = np.uint64
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """What `emulated:key=value,...` says; every key is optional."""
+    """What `emulated:key=value,...` says; every key is optional. `profile=FILE` says layers, window and times, so
+    that beside it only `vocabulary` and `speedup` may stand. A comma ends a value: FILE has none."""
 
     layers: int = 32
     attention_every: int = 1
@@ -55,6 +59,20 @@ class Preset:
     """Modelled time of one wave on one stage, besides its tokens (microseconds)."""
     copy_us: float = 0.0
     """Modelled time of copying one block between device and host (microseconds)."""
+    speedup: float = 1.0
+    """Everything modelled is this many times faster; what the control plane takes stays."""
+    profile: Profile | None = None
+
+    def pace(self, stage: int, stages: int) -> Pace:
+        """What work takes on one stage. Raises EngineFault when the profile has another number of stages."""
+        if self.profile is None:
+            return Pace(StageCosts(self.wave_us, self.token_us), self.copy_us, speedup=self.speedup)
+        if stages != len(self.profile.stages):
+            message = f"profile {self.profile.name} has {len(self.profile.stages)} stages, the pipeline {stages}"
+            raise EngineFault(message, field="stages", value=stages, limit=len(self.profile.stages))
+        own = self.profile.stages[stage]
+        link = (self.profile.link_us, self.profile.link_us_per_token)
+        return Pace(own.costs, own.copy_us, *link, self.speedup)
 
     @property
     def recurrent_layers(self) -> tuple[int, ...]:
@@ -77,28 +95,55 @@ _BOUNDS = {
     "window": (1, limits.MAX_PROMPT_TOKENS),
 }
 _TIMES = frozenset({"token_us", "wave_us", "copy_us"})
+_WITH_PROFILE = frozenset({"profile", "vocabulary", "speedup"})
 
 
 def parse_preset(text: str) -> Preset:
-    """`emulated` or `emulated:key=value,...`. Raises EngineFault naming the key, its value and the limit."""
+    """`emulated` or `emulated:key=value,...`. Raises EngineFault naming the key, its value and the limit, and
+    InvalidRequest for a profile that is none."""
     name, colon, settings = text.partition(":")
     if name != NAME or (colon and not settings):
         raise EngineFault(f"not an emulated model: {text!r}", field="model", value=text)
     values: dict[str, str] = {}
     for setting in settings.split(",") if settings else ():
         key, equals, value = setting.partition("=")
-        if key not in _BOUNDS and key not in _TIMES:
-            known = ", ".join(sorted([*_BOUNDS, *_TIMES]))
+        if key not in _BOUNDS and key not in _TIMES and key not in _WITH_PROFILE:
+            known = ", ".join(sorted({*_BOUNDS, *_TIMES, *_WITH_PROFILE}))
             raise EngineFault(f"unknown setting {key!r} of an emulated model; known: {known}", field=key, value=value)
         if not equals or key in values:
             raise EngineFault(f"{key} needs exactly one value", field=key, value=value)
         values[key] = value
+    file = values.pop("profile", None)
     numbers: dict[str, Any] = {key: _number(key, value) for key, value in values.items()}
-    return Preset(**numbers)
+    return Preset(**numbers) if file is None else _with_profile(file, numbers)
+
+
+def _with_profile(file: str, numbers: dict[str, Any]) -> Preset:
+    for key in numbers:
+        if key not in _WITH_PROFILE:
+            raise EngineFault(f"the profile says {key}: leave it out", field=key, value=str(numbers[key]))
+    try:
+        profile = Profile.from_json(Path(file).read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise EngineFault(f"cannot read the profile {file!r}: {error}", field="profile", value=file) from error
+    sizes = {"layers": profile.layers, "attention_every": profile.attention_every, "window": profile.window}
+    return Preset(**sizes, **numbers, profile=profile)
 
 
 def _number(key: str, value: str) -> int | float:
+    if key == "speedup":
+        return _factor(key, value)
     return _time(key, value) if key in _TIMES else _count(key, value)
+
+
+def _factor(key: str, value: str) -> float:
+    try:
+        factor = float(value)
+    except ValueError:
+        factor = math.nan
+    if not 0.0 < factor < math.inf:
+        raise EngineFault(f"{key} must be a number above 0, not {value!r}", field=key, value=value, limit=0)
+    return factor
 
 
 def _count(key: str, value: str) -> int:

@@ -43,7 +43,7 @@ from wavepp_stage.runtime.admission_service import AdmissionService, DigestServi
 from wavepp_stage.runtime.control_service import ControlService
 from wavepp_stage.runtime.copier import Copier
 from wavepp_stage.runtime.core_shell import CoreShell
-from wavepp_stage.runtime.engines import equip
+from wavepp_stage.runtime.engines import as_profiled, equip
 from wavepp_stage.runtime.execution_service import ExecutionService
 from wavepp_stage.runtime.executor import Executor
 from wavepp_stage.runtime.grpc_link import LinkHub
@@ -72,7 +72,7 @@ class StageDaemon:
         tracer: Tracer | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        self.settings = settings
+        self.settings = as_profiled(settings)
         self.incarnation = new_incarnation()
         self._store = store
         self._tracer = tracer or Tracer(TraceSettings("wavepp-stage"))

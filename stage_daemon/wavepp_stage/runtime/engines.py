@@ -7,7 +7,7 @@ nothing else imports it.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from wavepp_proto.errors import JoinRefused
@@ -27,6 +27,29 @@ class Equipment:
     store: Any | None
     """The torch.distributed store this daemon opened; kept alive for its life."""
     link_address: str
+
+
+def as_profiled(settings: StageSettings) -> StageSettings:
+    """With the sizes of the device that an `emulated:profile=FILE` preset names: pools, slots, blocks and waves are
+    the profile's, whatever was asked for. Raises EngineFault or InvalidRequest naming the field."""
+    if settings.engine != "emulated":
+        return settings
+    from wavepp_stage.engine.emulated_model import parse_preset
+
+    preset = parse_preset(settings.model)
+    if preset.profile is None:
+        return settings
+    preset.pace(settings.stage, settings.stages)
+    profile, own = preset.profile, preset.profile.stages[settings.stage]
+    return replace(
+        settings,
+        block_tokens=profile.block_tokens,
+        pool_blocks=own.pool_blocks,
+        host_pool_blocks=own.host_pool_blocks,
+        state_slots=max(1, own.state_slots),
+        wave_tokens=profile.wave_tokens,
+        lanes=profile.lanes,
+    )
 
 
 def equip(settings: StageSettings, advertise_host: str) -> Equipment:
@@ -90,7 +113,8 @@ def make_link(
     if plan.stages == 1:
         return None
     if plan.kind is LinkKind.GRPC:
-        return GrpcLink(plan, listener, engine.encode, engine.decode, hub, security, loop)
+        arrival = getattr(engine, "arrival", None)  # of an engine that models the wire, too
+        return GrpcLink(plan, listener, engine.encode, engine.decode, hub, security, loop, arrival)
     if plan.kind is LinkKind.NONE or engine.name == "emulated":
         raise JoinRefused(
             f"engine {engine.name} cannot use link {plan.kind.value}", field="link", value=plan.kind.value, limit="grpc"

@@ -100,6 +100,7 @@ class Executor:
             if current is None or current.plan.fence.formation != formation:
                 raise StaleMessage("the formation has ended", field="formation", value=formation)
             current.queue.append(command)
+            current.came[command.ordinal] = time.monotonic()
             self._post_receives(current)
             self._condition.notify()
 
@@ -138,6 +139,7 @@ class Executor:
             current = self._formation
             if current is not None and current.plan.fence.formation == formation:
                 current.arrived[header.ordinal] = (header, payload)
+                current.came[header.ordinal] = time.monotonic()
                 self._condition.notify()
 
     def lose_link(self, formation: int, reason: str) -> None:
@@ -209,9 +211,10 @@ class Executor:
             PrepareWave(command.ordinal, time.monotonic(), formation), (WavePrepared, WaveWaits), current
         )
         if isinstance(answer, WavePrepared):
-            current.prepared[command.ordinal] = answer
+            current.prepare(command.ordinal, answer)
         elif answer is not None:
             current.waits_since = copies_ended
+            current.held_up.add(command.ordinal)
         self._watch.charge("preparing")
 
     def _run_wave(self, current: RunningFormation) -> None:
@@ -246,7 +249,8 @@ class Executor:
         self, current: RunningFormation, prepared: WavePrepared
     ) -> tuple[WaveWork, WaveOutcome, int, tuple[RowFault, ...]]:
         """Run one wave: (what ran, outcome, void bitmap, rows voided here)."""
-        work, payload = prepared.work, None
+        payload, ready_at = None, current.came.pop(prepared.work.ordinal, 0.0)
+        work = replace(prepared.work, ready_at=ready_at)
         # a row may have become void after this wave was prepared ahead
         void = self._core.read(lambda machine: machine.void_bitmap(work.ordinal))
         if not current.first:

@@ -9,6 +9,7 @@ at its incarnation; frames are at most limits.FRAME_BYTES. Everything here runs 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,8 @@ from wavepp_stage.engine.base import LinkListener, LinkPlan, Payload, WaveHeader
 
 MAX_PENDING_WAVES = 256
 """Sent, not yet on the wire: the ring bounds it far lower, this bounds a broken peer."""
+HELD_APART_S = 1e-6
+"""Between two waves that a modelled wire delivers: above the resolution of a loop's clock."""
 
 
 class GrpcLink:
@@ -41,11 +44,16 @@ class GrpcLink:
         hub: LinkHub,
         security: ClientSecurity,
         loop: asyncio.AbstractEventLoop,
+        arrival: Callable[[int], float] | None = None,
     ) -> None:
+        """`arrival(tokens)`, of an engine that models the wire: when a wave sent now shall leave here (monotonic
+        seconds), 0 for at once."""
         self.plan = plan
         self.listener = listener
         self._encode, self.decode = encode, decode
         self._hub, self._security, self._loop = hub, security, loop
+        self._arrival = arrival
+        self._last_held = 0.0
         self._outbox: asyncio.Queue[tuple[WaveHeader, bytes]] = asyncio.Queue(MAX_PENDING_WAVES)
         self._sender: asyncio.Task[None] | None = None
         self._channel: grpc.aio.Channel | None = None
@@ -76,9 +84,21 @@ class GrpcLink:
 
     def send(self, header: WaveHeader, payload: Payload) -> None:
         data = self._encode(payload)
-        self._loop.call_soon_threadsafe(self._put, replace(header, payload_bytes=len(data)), data)
+        header = replace(header, payload_bytes=len(data))
+        until = self._arrival(header.tokens) if self._arrival is not None else 0.0
+        if until:
+            self._loop.call_soon_threadsafe(self._hold, until, header, data)
+        else:
+            self._loop.call_soon_threadsafe(self._put, header, data)
+
+    def _hold(self, until: float, header: WaveHeader, data: bytes) -> None:
+        """Put it out at `until`, and after whatever was held before it: the loop keeps no order of equal times."""
+        self._last_held = max(self._loop.time() + until - time.monotonic(), self._last_held + HELD_APART_S)
+        self._loop.call_at(self._last_held, self._put, header, data)
 
     def _put(self, header: WaveHeader, data: bytes) -> None:
+        if self.closed:
+            return
         try:
             self._outbox.put_nowait((header, data))
         except asyncio.QueueFull:

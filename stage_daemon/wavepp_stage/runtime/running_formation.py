@@ -53,6 +53,10 @@ class RunningFormation:
     """Waves at the head of the queue whose receive is posted or complete."""
     waits_since: int | None = None
     """Copies that had ended when the next wave was found to wait for more; None while it waits for none."""
+    came: dict[int, float] = field(default_factory=dict)
+    """When the last of what a wave needs from others (command, activations, copies) came; monotonic seconds."""
+    held_up: set[int] = field(default_factory=set)
+    """Waves that were found to wait for copies."""
     fault: ErrorInfo | None = None
     fault_reported: bool = False
 
@@ -69,6 +73,12 @@ class RunningFormation:
         if len(self.prepared) >= MATERIALISE_AHEAD + 1 or copies_ended == self.waits_since:
             return None
         return next((command for command in self.queue if command.ordinal not in self.prepared), None)
+
+    def prepare(self, ordinal: WaveOrdinal, answer: WavePrepared) -> None:
+        self.prepared[ordinal] = answer
+        if ordinal in self.held_up:
+            self.held_up.discard(ordinal)
+            self.came[ordinal] = time.monotonic()
 
     def runnable(self) -> bool:
         if not self.queue or self.fault is not None:
