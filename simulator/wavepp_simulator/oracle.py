@@ -13,6 +13,7 @@ from heapq import heappop, heappush
 
 from wavepp_proto.profile import Chunk, Profile
 from wavepp_proto.workload import Family
+from wavepp_simulator.bounds import reusable, slowest, useful_us
 
 LEAST_BUDGET = 512
 
@@ -22,16 +23,15 @@ class Ideal:
     """What one budget reached."""
 
     budget: int
-    input_tokens_per_s: float
+    fraction_of_bound: float
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Asked:
-    number: int
-    at: float
+    cached: int
+    tokens: int
     done: int
     """Tokens cached or in a wave."""
-    tokens: int
 
 
 class _Pipeline:
@@ -42,36 +42,38 @@ class _Pipeline:
         self._free = [0.0] * len(profile.stages)
         """When each stage has nothing left to run."""
         self._waiting: deque[_Asked] = deque()
-        self._asking: list[tuple[float, int]] = []
-        """(when a slot asks again, its turn)."""
+        self._asking = [0.0] * family.concurrency
+        """When slots ask again: a heap."""
         self._number = 0
-        self.ended: list[tuple[float, int]] = []
-        """(when, tokens of the prompt)."""
-        for _ in range(family.concurrency):
-            heappush(self._asking, (0.0, len(self._asking)))
+        self.ended: list[float] = []
+        self.worked: list[tuple[float, float, float]] = []
+        """Waves of the slowest stage: (start, end, seconds of it that a bound counts)."""
+        self._slowest = slowest(profile)
 
     def step(self) -> None:
         """One wave, as early as it can be."""
-        at = self._free[0] if self._waiting else max(self._free[0], self._asking[0][0])
-        while self._asking and self._asking[0][0] <= at:
-            self._ask(heappop(self._asking)[0])
-        chunks, final = self._pack()
-        end = self._run(at, chunks)
-        for asked in final:
-            self.ended.append((end, asked.tokens))
-            heappush(self._asking, (end, asked.number))
+        at = self._free[0] if self._waiting else max(self._free[0], self._asking[0])
+        while self._asking and self._asking[0] <= at:
+            heappop(self._asking)
+            self._ask()
+        chunks, useful_s, ending = self._pack()
+        end = self._run(at, chunks, useful_s)
+        for _ in range(ending):
+            self.ended.append(end)
+            heappush(self._asking, end)
 
-    def _ask(self, at: float) -> None:
+    def _ask(self) -> None:
         prompt = self._family.prompt(self._number)
-        cached = prompt.reusable_tokens // self._profile.block_tokens * self._profile.block_tokens
-        self._waiting.append(_Asked(self._number, at, cached, prompt.tokens))
+        cached = reusable(self._profile, prompt)
+        self._waiting.append(_Asked(cached, prompt.tokens, cached))
         self._number += 1
 
-    def _pack(self) -> tuple[list[Chunk], list[_Asked]]:
+    def _pack(self) -> tuple[list[Chunk], float, int]:
         """First come first served, interior ends on blocks; what is left over goes to whoever is next."""
         left, rows, size = self._budget, self._profile.lanes, self._profile.block_tokens
         chunks: list[Chunk] = []
-        final: list[_Asked] = []
+        ending = 0
+        worth_us, costs, most = 0.0, self._profile.stages[self._slowest].costs, self._profile.wave_tokens
         for asked in list(self._waiting):
             if not left or not rows:
                 break
@@ -81,18 +83,22 @@ class _Pipeline:
             if end <= asked.done:
                 continue
             chunks.append((asked.done, end - asked.done))
+            worth_us += useful_us(costs, most, (asked.tokens, asked.cached), asked.done, end - asked.done)
             left, rows, asked.done = left - (end - asked.done), rows - 1, end
             if end == asked.tokens:
-                final.append(asked)
+                ending += 1
                 self._waiting.remove(asked)
-        return chunks, final
+        return chunks, worth_us / 1e6, ending
 
-    def _run(self, at: float, chunks: list[Chunk]) -> float:
+    def _run(self, at: float, chunks: list[Chunk], useful_s: float) -> float:
         """When the last stage has done the wave."""
         link_s = self._profile.wire_us(sum(x for _, x in chunks)) / 1e6
         for place, stage in enumerate(self._profile.stages):
-            at = self._free[place] = max(at, self._free[place]) + stage.costs.wave_us(chunks) / 1e6
-            at += link_s
+            start = max(at, self._free[place])
+            self._free[place] = start + stage.costs.wave_us(chunks) / 1e6
+            if place == self._slowest:
+                self.worked.append((start, self._free[place], useful_s))
+            at = self._free[place] + link_s
         return at - link_s
 
 
@@ -109,17 +115,16 @@ def ideal(profile: Profile, family: Family, budget: int, count: int) -> Ideal:
     line, warm = _Pipeline(profile, family, budget), family.concurrency
     while len(line.ended) < warm:
         line.step()
-    start = line.ended[warm - 1][0]
+    start = line.ended[warm - 1]
     while len(line.ended) < warm + count:
         line.step()
-    counted = [(end, tokens) for end, tokens in line.ended if end > start]
-    return Ideal(budget, sum(tokens for _, tokens in counted) / (counted[-1][0] - start))
+    end = line.ended[-1]
+    worth = sum(useful * max(0.0, min(b, end) - max(a, start)) / (b - a) for a, b, useful in line.worked if b > a)
+    return Ideal(budget, worth / (end - start))
 
 
 def oracle(profile: Profile, family: Family, count: int) -> Ideal:
     """The best budget."""
-    return max((ideal(profile, family, budget, count) for budget in budgets(profile)), key=_speed)
-
-
-def _speed(one: Ideal) -> float:
-    return one.input_tokens_per_s
+    return max(
+        (ideal(profile, family, budget, count) for budget in budgets(profile)), key=lambda one: one.fraction_of_bound
+    )

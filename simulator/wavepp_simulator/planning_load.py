@@ -43,6 +43,8 @@ class Played:
     ran: dict[str, list[Ran]] = field(default_factory=dict)
     """Every wave of each stage."""
     copied_blocks: int = 0
+    asked: dict[RequestId, Asked] = field(default_factory=dict)
+    """Everybody, whenever they asked."""
 
 
 class Load:
@@ -51,6 +53,7 @@ class Load:
     def __init__(self, profile: Profile, config: ControllerConfig, overheads: Overheads, replicas: int) -> None:
         self.deployment = Deployment(profile, config, overheads, self._hear, replicas)
         self.living: dict[RequestId, Asked] = {}
+        self._asked: dict[RequestId, Asked] = {}
         self.ended: list[Asked] = []
         self._family: Family | None = None
         self._numbers = 0
@@ -95,7 +98,8 @@ class Load:
         end = self.deployment.now
         stages = self.deployment.stages
         ran = {str(key): stage.ran for key, stage in stages.items()}
-        return Played(self.ended[first:], start, end, ran, sum(stage.copied_blocks for stage in stages.values()))
+        copied = sum(stage.copied_blocks for stage in stages.values())
+        return Played(self.ended[first:], start, end, ran, copied, self._asked)
 
     def _next(self) -> None:
         if self._family is not None:
@@ -107,7 +111,7 @@ class Load:
     def _submit(self, prompt: Prompt, pipeline: PipelineId | None = None) -> None:
         name = RequestId(f"r{self._numbers}")
         self._numbers += 1
-        self.living[name] = Asked(prompt, self.deployment.now)
+        self.living[name] = self._asked[name] = Asked(prompt, self.deployment.now)
         self.deployment.submit(name, prompt, pipeline)
 
     def _hear(self, event: PrefillEvent, timings: Timings | None) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from wavepp_proto.profile import Demand, Profile
+from wavepp_proto.profile import Profile, StageCosts
+from wavepp_proto.terms import Row
+from wavepp_simulator.bounds import least_s, reusable, slowest, useful_us
 from wavepp_simulator.planning_load import Asked, Played
 from wavepp_simulator.timed_engine import Ran
 
@@ -26,8 +28,9 @@ def summarise(profile: Profile, played: Played, replicas: int = 1) -> dict[str, 
     """Units are in the names; `input` tokens include cached ones."""
     done = [one for one in played.measured if not one.failure]
     seconds = played.end - played.start
-    bound_s = _least_s(profile, ((_reusable(one, profile), one.prompt.tokens) for one in done)) / replicas
-    really_s = _least_s(profile, ((one.cached_tokens, one.prompt.tokens) for one in done)) / replicas
+    best = [(one.prompt.tokens, max(one.cached_tokens, reusable(profile, one.prompt))) for one in done]
+    bound_s = least_s(profile, best) / replicas
+    really_s = least_s(profile, ((one.prompt.tokens, one.cached_tokens) for one in done)) / replicas
     tokens = sum(one.prompt.tokens for one in done)
     hits = [hit for one in done if (hit := one.prompt.good_hit(one.cached_tokens)) is not None]
     return {
@@ -36,6 +39,7 @@ def summarise(profile: Profile, played: Played, replicas: int = 1) -> dict[str, 
         "measured_s": round(seconds, 4),
         "input_tokens_per_s": round(tokens / seconds, 1),
         "computed_tokens_per_s": round((tokens - sum(one.cached_tokens for one in done)) / seconds, 1),
+        "work_of_bound": round(_work_s(profile, played) / seconds / replicas, 4),
         "bound_tokens_per_s": round(tokens / bound_s, 1) if bound_s else None,
         "fraction_of_bound": round(bound_s / seconds, 4),
         "fraction_of_bound_as_hit": round(really_s / seconds, 4),
@@ -51,21 +55,37 @@ def summarise(profile: Profile, played: Played, replicas: int = 1) -> dict[str, 
     }
 
 
-def _least_s(profile: Profile, asked: Iterable[tuple[int, int]]) -> float:
-    """Seconds that the slowest stage needs at least for all (cached tokens, prompt tokens)."""
-    demand = Demand(0.0, 0.0, 0.0, 0.0)
-    for cached, tokens in asked:
-        demand = demand.plus(Demand.of(tokens, cached, profile.wave_tokens))
-    return max(stage.costs.demand_us(demand) for stage in profile.stages) / 1e6
+def _work_s(profile: Profile, played: Played) -> float:
+    """Seconds of the slowest stage of every replica that were worth their time, see `bounds`."""
+    place = slowest(profile)
+    costs, most = profile.stages[place].costs, profile.wave_tokens
+    worth = 0.0
+    for name, ran in played.ran.items():
+        if not name.endswith(f"/{place}.0"):
+            continue
+        for wave in ran:
+            share = _within(wave, played) / (wave.end_s - wave.start_s) if wave.end_s > wave.start_s else 0.0
+            if share:
+                worth += share * sum(_useful_us(costs, most, profile, played, row) for row in wave.rows)
+    return worth / 1e6
+
+
+def _useful_us(costs: StageCosts, wave_tokens: int, profile: Profile, played: Played, row: Row) -> float:
+    """What is computed again although an endless cache would have it is worth nothing."""
+    asked = played.asked[row.key.request_id]
+    cached = reusable(profile, asked.prompt)
+    start, end = max(row.start, cached), row.start + row.length
+    work = (asked.prompt.tokens, max(cached, asked.cached_tokens))
+    return useful_us(costs, wave_tokens, work, start, end - start) if end > start else 0.0
+
+
+def _within(wave: Ran, played: Played) -> float:
+    """Seconds of the wave in the measured time."""
+    return max(0.0, min(wave.end_s, played.end) - max(wave.start_s, played.start))
 
 
 def _took(one: Asked) -> float:
     return (one.ended_at or one.at) - one.at
-
-
-def _reusable(one: Asked, profile: Profile) -> int:
-    """What an endless cache would have given, at least what was really reused."""
-    return max(one.cached_tokens, one.prompt.reusable_tokens // profile.block_tokens * profile.block_tokens)
 
 
 def _by_kind(done: Sequence[Asked]) -> dict[str, dict[str, float]]:
@@ -77,7 +97,7 @@ def _by_kind(done: Sequence[Asked]) -> dict[str, dict[str, float]]:
 
 def _busy(ran: Sequence[Ran], played: Played) -> float:
     """Seconds of the measured time in which a wave ran."""
-    return sum(max(0.0, min(wave.end_s, played.end) - max(wave.start_s, played.start)) for wave in ran)
+    return sum(_within(wave, played) for wave in ran)
 
 
 def _waves(played: Played) -> dict[str, Any]:
@@ -89,6 +109,6 @@ def _waves(played: Played) -> dict[str, Any]:
     return {
         "count": len(waves),
         "tokens": percentiles((float(wave.tokens) for wave in waves), 1),
-        "rows_mean": round(sum(wave.rows for wave in waves) / len(waves), 2),
+        "rows_mean": round(sum(len(wave.rows) for wave in waves) / len(waves), 2),
         "milliseconds": percentiles(((wave.end_s - wave.start_s) * 1e3 for wave in waves), 2),
     }

@@ -21,6 +21,7 @@ from wavepp_proto.terms import (
     JoinPlan,
     JoinReply,
     Round,
+    Row,
     RowResult,
     StageTimes,
     Votes,
@@ -44,7 +45,7 @@ class Ran(NamedTuple):
     end_s: float
     ordinal: int
     tokens: int
-    rows: int
+    rows: tuple[Row, ...]
 
 
 class Surroundings(Protocol):
@@ -165,7 +166,7 @@ class TimedStage:
         self._prepared.discard(ordinal)
         self._arrived.discard(ordinal)
         tokens = sum(row.length for row in command.rows)
-        self.ran.append(Ran(start, now, ordinal, tokens, len(command.rows)))
+        self.ran.append(Ran(start, now, ordinal, tokens, command.rows))
         if not last:
             self._around.passed_on(self.key, ordinal, tokens)
         report = WaveReport(command.fence, True, 0, done.running_hash, times, results, (), done.capacity)
