@@ -127,6 +127,10 @@ class LatencyModel:
         """The stage that such work takes longest on; at least one stage is known."""
         return max((model.costs for model in self._stages.values()), key=lambda costs: costs.demand_us(demand))
 
+    def stage_us(self, stage: int, demand: Demand) -> float:
+        """Predicted time on the slowest daemon of a stage that is known."""
+        return max(model.costs.demand_us(demand) for (at, _), model in self._stages.items() if at == stage)
+
     def wave_us(self, stages: int, demand: Demand) -> float | None:
         """Predicted time on the slowest stage; None while it is not known."""
         return self.slowest(demand).demand_us(demand) if self.believed(stages) else None
@@ -148,6 +152,8 @@ class LatencyModel:
 
         Raises InvalidRequest for anything else.
         """
+        if not isinstance(data, Mapping):
+            raise InvalidRequest("not a latency model", field="model_file", value=str(data)[:40])
         for place, said in data.items():
             try:
                 stage, rank = (int(part) for part in place.split("."))

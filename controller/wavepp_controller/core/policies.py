@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from wavepp_controller.core.config import ControllerConfig
 from wavepp_controller.core.latency_model import LatencyModel
+from wavepp_controller.core.plan_adaptive import AdaptivePolicy
 from wavepp_controller.core.plan_fixed import FixedPolicy
 from wavepp_controller.core.plan_mpu import MpuPolicy
 from wavepp_controller.core.planning import Policy
@@ -16,6 +17,8 @@ from wavepp_controller.core.planning import Policy
 def make_policy(config: ControllerConfig, model: LatencyModel) -> Policy:
     """A planner for one formation."""
     match config.policy:
+        case "adaptive":
+            return AdaptivePolicy(model, config.min_wave_tokens, config.fills)
         case "mpu":
             return MpuPolicy(model, config.min_wave_tokens, config.fills)
         case _:
