@@ -15,6 +15,7 @@ from wavepp_proto import workload
 from wavepp_proto.errors import InvalidRequest
 from wavepp_proto.workload import Family, Part, Prompt, Trace
 
+MOST_SLOTS = 128
 POISSON_WARMUP = 10
 """One in so many Poisson arrivals comes before the measured part."""
 
@@ -67,16 +68,25 @@ class Cell:
         return asdict(self)
 
     def check(self) -> None:
-        """Raises InvalidRequest naming the setting that is out of range."""
+        """Raises InvalidRequest naming the setting that is out of range, unknown or no readable file."""
         _at_least("seconds", self.seconds, 0)
         _at_least("warmup", self.warmup, 0)
         _at_least("requests", self.requests, 1)
         _at_least("concurrency", self.concurrency, 1)
+        if self.concurrency is not None and self.concurrency > MOST_SLOTS:
+            raise InvalidRequest(
+                f"at most {MOST_SLOTS} slots, got {self.concurrency}",
+                field="concurrency", value=self.concurrency, limit=MOST_SLOTS,
+            )  # fmt: skip
         for name, value in (("rate", self.rate), ("speed", self.speed), ("minutes", self.minutes)):
             if value is not None and not 0 < value < float("inf"):
                 raise InvalidRequest(f"{name} must be over 0, got {value}", field=name, value=value, limit=0)
         if not 0 < self.scale <= 1:
             raise InvalidRequest(f"scale must be in (0, 1], got {self.scale}", field="scale", value=self.scale, limit=1)
+        if self.trace is None:
+            self.source()
+        elif not Path(self.trace).is_file():
+            raise InvalidRequest(f"no trace file {self.trace}", field="trace", value=self.trace)
 
     def source(self) -> Family:
         """The family; not of a trace."""

@@ -20,6 +20,10 @@ Ask = Callable[[int, Prompt, float], Awaitable[Sample]]
 """Sends prompt `number`, due at that many seconds, and says what came of it. Raises nothing but cancellation."""
 
 
+MOMENT_S = 0.03
+"""Requests that end within so long of each other ended at once."""
+
+
 class Clock(Protocol):
     """Seconds since the cell's load began."""
 
@@ -48,7 +52,7 @@ class Extent:
     """How much of a closed loop is measured: at least `requests` and at least `seconds`."""
 
     warmup: int
-    """Requests that end before the measured part."""
+    """Requests that end before the measured part, at least."""
     requests: int
     seconds: float
 
@@ -62,30 +66,40 @@ async def closed_loop(
     async def slot() -> None:
         while not window.closed.is_set():
             number = next(numbers)
-            _take(await ask(number, prompt(number), clock.now()), extent, window)
+            window.add(await ask(number, prompt(number), clock.now()))
 
-    if extent.warmup == 0:
-        window.open(0.0)
-    async with asyncio.TaskGroup() as slots:
+    async with asyncio.TaskGroup() as loop:
+        loop.create_task(_open_and_close(extent, concurrency, window, clock))
         for _ in range(concurrency):
-            slots.create_task(slot())
+            loop.create_task(slot())
 
 
-def _take(sample: Sample, extent: Extent, window: Window) -> None:
-    """File an ended request; open or close the window at it."""
-    window.judge(sample)
-    if not window.opened.is_set():
-        window.warmup.append(sample)
-        if len(window.warmup) >= extent.warmup:
-            window.open(sample.ended_s)
-    elif window.closed.is_set():
-        window.tail.append(sample)
-    else:
-        window.measured.append(sample)
-        if len(window.measured) >= extent.requests and sample.ended_s - window.opened_s >= extent.seconds:
-            window.close(sample.ended_s)
-    if window.broken and not window.closed.is_set():
-        window.close(sample.ended_s)
+async def _open_and_close(extent: Extent, concurrency: int, window: Window, clock: Clock) -> None:
+    """Requests that shared a wave end together: the window begins and ends between waves, not within one.
+
+    Else those of the first wave that it counts would have cost no time.
+    """
+    if extent.warmup:
+        await window.until(lambda: len(window.warmup) >= extent.warmup)
+        await _settled(concurrency, window, clock)
+        if window.closed.is_set():
+            return
+    window.open(window.last_s)
+    await window.until(
+        lambda: len(window.measured) >= extent.requests and window.last_s - window.opened_s >= extent.seconds
+    )
+    await _settled(concurrency, window, clock)
+    if not window.closed.is_set():
+        window.close(window.last_s)
+
+
+async def _settled(concurrency: int, window: Window, clock: Clock) -> None:
+    """Until no request has ended for a moment, or as many have as can share a wave."""
+    for _ in range(concurrency):
+        ended = window.ended
+        await clock.until(window.last_s + MOMENT_S)
+        if window.ended == ended or window.closed.is_set():
+            return
 
 
 async def open_loop(
@@ -102,17 +116,15 @@ async def open_loop(
             sample = await ask(number, arrival.prompt, arrival.at_s)
         finally:
             room.release()
-        window.judge(sample)
-        (window.warmup if number < warmup else window.measured).append(sample)
+        window.file(sample, window.warmup if number < warmup else window.measured)
 
     async with asyncio.TaskGroup() as under_way:
         for number, arrival in enumerate(arrivals):
             await clock.until(arrival.at_s)
             await room.acquire()
-            if window.broken:
-                room.release()
+            if window.closed.is_set():  # too many failures
                 break
             if number == warmup:
                 window.open(arrival.at_s)
             under_way.create_task(one(number, arrival))
-    window.close(max((one.ended_s for one in window.measured), default=window.opened_s))
+    window.close(window.last_s)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from wavepp.bench.report import COLUMNS, STAGE_COLUMNS, rows, setting_of, stage_rows
+from wavepp.bench.report import setting_of, tables
 from wavepp.bench.store import Document
 from wavepp.bench.timeline import read_timeline
 
@@ -28,11 +28,12 @@ img { max-width: 100% } .wide { overflow-x: auto } code { font-size: 13px; overf
 
 def write_page(document: Document, folder: Path, timeline: Path | None = None) -> Path:
     """Write the PNG files and report.html into `folder`; returns the page. The document has at least one cell."""
+    cells, *others = tables(document)
     parts = [
         "<h1>wavepp bench</h1>",
         f"<p>{escape(setting_of(document))}</p>",
         f"<p><code>{escape(shlex.join(document['command']))}</code></p>",
-        _table(COLUMNS, rows(document)),
+        _table(*cells[1:]),
         "<p>Throughput counts finished requests of the measured part, cached tokens included unless it says computed. "
         "Completion counts from when a request was due. A good hit reused at least 90 % of what an endless cache "
         "would have. The bound is what the slowest stage could do with full waves and no idle time.</p>",
@@ -41,9 +42,8 @@ def write_page(document: Document, folder: Path, timeline: Path | None = None) -
         (folder / name).write_bytes(image)
         source = b64encode(image).decode()
         parts.append(f'<h2>{escape(title)}</h2><img alt="{escape(title)}" src="data:image/png;base64,{source}">')
-    split = stage_rows(document)
-    if split:
-        parts += ["<h2>What the stages' time went into</h2>", _table(STAGE_COLUMNS, split)]
+    for title, columns, lines in others:
+        parts += [f"<h2>{escape(title[0].upper() + title[1:])}</h2>", _table(columns, lines)]
     page = folder / "report.html"
     page.write_text(_whole("".join(parts)), encoding="utf-8")
     return page

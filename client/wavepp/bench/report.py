@@ -18,6 +18,7 @@ COLUMNS = (
     "p99", "good hits", "of bound", "waves", "tok/wave", "others' CPU", "failed",
 )  # fmt: skip
 STAGE_COLUMNS = ("cell", "stage", "waves", *(state.replace("_", " ") for state in STATES))
+KIND_COLUMNS = ("cell", "requests", "completion ms p50", "p95", "p99")
 NOTHING = "-"
 """Where a number does not exist."""
 
@@ -36,15 +37,32 @@ def stage_rows(document: Document) -> list[list[str]]:
     ]
 
 
+def kind_rows(document: Document) -> list[list[str]]:
+    """One row for each kind of request in cells that have several, as KIND_COLUMNS."""
+    return [
+        [cell["name"], kind, *_three(percentiles)]
+        for cell in document["cells"]
+        for kind, percentiles in cell["summary"]["completion_ms_by_kind"].items()
+    ]
+
+
+def tables(document: Document) -> list[tuple[str, tuple[str, ...], list[list[str]]]]:
+    """(title, columns, rows) of every table that has a row."""
+    every = [
+        ("cells", COLUMNS, rows(document)),
+        ("warm and cold requests apart", KIND_COLUMNS, kind_rows(document)),
+        ("what the stages' time went into", STAGE_COLUMNS, stage_rows(document)),
+    ]
+    return [table for table in every if table[2]]
+
+
 def print_tables(document: Document) -> None:
     """To standard output."""
     from rich.console import Console
 
     out = Console()
-    out.print(_table("", COLUMNS, rows(document)))
-    split = stage_rows(document)
-    if split:
-        out.print(_table("what the stages' time went into", STAGE_COLUMNS, split))
+    for title, columns, lines in tables(document):
+        out.print(_table(title, columns, lines))
 
 
 def without_samples(document: Document) -> Document:
@@ -68,7 +86,7 @@ def _table(title: str, columns: tuple[str, ...], lines: list[list[str]]) -> Tabl
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title or None)
+    table = Table(title=title, title_justify="left")
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number == 0 else "right", no_wrap=number == 0)
     for line in lines:

@@ -18,7 +18,7 @@ from wavepp.bench.machine import Machine
 from wavepp.bench.running import Options, RunningCell
 from wavepp.bench.stages import pipeline_of
 from wavepp.bench.store import SCHEMA, Document, Store
-from wavepp_proto.errors import PipelineUnavailable
+from wavepp_proto.errors import InvalidRequest, PipelineUnavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +103,17 @@ def _shared(about: Description, status: ClusterStatus, options: Options) -> Docu
     pipeline = pipeline_of(status, about.pipeline)
     if pipeline is None:
         raise PipelineUnavailable(f"the controller has no pipeline {about.pipeline}", pipeline=about.pipeline)
+    profile = options.profile
+    if profile is not None and len(profile.stages) != about.stages:
+        raise InvalidRequest(
+            f"profile {profile.name} is of another pipeline: it has {len(profile.stages)} stages",
+            field="profile", value=len(profile.stages), limit=about.stages,
+        )  # fmt: skip
     facts = ("pipeline", "model", "stages", "block_tokens", "wave_tokens", "policy", "link")
     return {name: getattr(pipeline, name) for name in facts} | {
         "deadline_s": options.deadline_s,
         "preload": options.preload,
-        "profile": options.profile.name if options.profile else None,
+        "profile": profile.name if profile else None,
         "speed_up": options.speed_up,
     }
 

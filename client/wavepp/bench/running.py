@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from math import isfinite
@@ -144,17 +144,27 @@ class RunningCell:
         }
 
     def _bound(self, summary: Summary) -> Document | None:
-        """Of the requests as they were served: what the caches missed counts as work."""
-        profile = self._options.profile
-        served = [(one.prompt_tokens, one.cached_tokens, 1.0) for one in self.window.measured if not one.reason]
-        if profile is None or not served:
+        """What the slowest stage could serve, with an endless cache; and the share of what it could with this one."""
+        finished = [one for one in self.window.measured if not one.reason]
+        if self._options.profile is None or not finished:
             return None
-        most = profile.bound(served) * self._options.speed_up
-        if not isfinite(most):
+        aligned = self._about.block_tokens
+        ideal = [max(one.cached_tokens, one.reusable_tokens // aligned * aligned) for one in finished]
+        most, as_hit = (self._most(finished, cached) for cached in (ideal, [one.cached_tokens for one in finished]))
+        if not (isfinite(most) and isfinite(as_hit)):
             return None
+        throughput = summary.input_tokens_per_s
         return {
-            "profile": profile.name, "input_tokens_per_s": most, "fraction": summary.input_tokens_per_s / most
-        }  # fmt: skip
+            "profile": self._options.profile.name,
+            "input_tokens_per_s": most,
+            "fraction": throughput / most,
+            "fraction_as_hit": throughput / as_hit,
+        }
+
+    def _most(self, finished: Sequence[Sample], cached: Sequence[int]) -> float:
+        assert self._options.profile is not None
+        prompts = [(one.prompt_tokens, tokens, 1.0) for one, tokens in zip(finished, cached, strict=True)]
+        return self._options.profile.bound(prompts) * self._options.speed_up
 
     def _seen(self) -> Document:
         """From the two statuses; None where one is missing or they cannot be compared."""

@@ -7,11 +7,17 @@ format says and how `wavepp_proto.runtime.timeline` names things.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from wavepp_proto.errors import InvalidRequest
 
+Event = Mapping[str, Any]
+Place = tuple[int, int]
+"""(pid, tid) of a track in the file."""
 WAVE = "wave"
 GAP = "gap"
 
@@ -29,27 +35,38 @@ class Bar:
 @dataclass(frozen=True, slots=True)
 class StageBars:
     title: str
-    bars: list[Bar] = field(default_factory=list)
+    bars: list[Bar]
 
 
 def read_timeline(path: Path) -> list[StageBars]:
     """Stages in the order of their tracks. Raises InvalidRequest for a file of another kind."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        events = document["traceEvents"]
-        names = {
-            (event["pid"], event["tid"]): str(event["args"]["name"])
-            for event in events
-            if event["ph"] == "M" and event["name"] == "thread_name"
-        }
-        slices = [event for event in events if event["ph"] == "X" and event.get("cat") in (WAVE, GAP)]
-        stages: dict[tuple[int, int], StageBars] = {}
-        for event in slices:
-            place = (event["pid"], event["tid"])
-            bars = stages.setdefault(place, StageBars(names.get(place, f"track {place[1]}"))).bars
-            bars.append(Bar(str(event["name"]), event["cat"], event["ts"] / 1e6, event["dur"] / 1e6))
+        stages = _stages(json.loads(path.read_text(encoding="utf-8"))["traceEvents"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidRequest(f"no timeline in {path}: {error}", field="timeline", value=str(path)) from error
     if not stages:
         raise InvalidRequest(f"no wave in {path}", field="timeline", value=str(path))
-    return [stages[place] for place in sorted(stages)]
+    return stages
+
+
+def _stages(events: Sequence[Event]) -> list[StageBars]:
+    bars: dict[Place, list[Bar]] = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X" and event.get("cat") in (WAVE, GAP):
+            bar = Bar(str(event["name"]), event["cat"], event["ts"] / 1e6, event["dur"] / 1e6)
+            bars[event["pid"], event["tid"]].append(bar)
+    titles = _titles([event for event in events if event["ph"] == "M"])
+    several = len({pid for pid, _ in bars}) > 1
+    return [StageBars(titles(place, several), bars[place]) for place in sorted(bars)]
+
+
+def _titles(events: Sequence[Event]) -> Callable[[Place, bool], str]:
+    """What a track is called, with its pipeline where the file has several."""
+    named = {(event["name"], event["pid"], event["tid"]): str(event["args"].get("name")) for event in events}
+
+    def title(place: Place, with_process: bool) -> str:
+        pid, tid = place
+        track = named.get(("thread_name", pid, tid), f"track {tid}")
+        return f"{named.get(('process_name', pid, 0), pid)} {track}" if with_process else track
+
+    return title
