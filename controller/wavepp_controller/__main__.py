@@ -6,6 +6,7 @@ Owns the command line; `runtime/controller.py` `run()` is the main path.
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,7 +24,29 @@ def command(
     wave_tokens: Annotated[
         int, typer.Option("--wave-tokens", envvar="WAVEPP_WAVE_TOKENS", help="Most tokens in one wave.")
     ] = 16_384,
-    policy: Annotated[str, typer.Option("--policy", envvar="WAVEPP_POLICY", help="Wave planner: fixed.")] = "fixed",
+    policy: Annotated[
+        str, typer.Option("--policy", envvar="WAVEPP_POLICY", help="Wave planner: fixed, mpu or adaptive.")
+    ] = "fixed",
+    mode: Annotated[
+        str,
+        typer.Option(
+            "--mode", envvar="WAVEPP_MODE", help="Admission: overlapped; lockstep and drain are for comparison."
+        ),
+    ] = "overlapped",
+    min_wave_tokens: Annotated[
+        int, typer.Option("--min-wave-tokens", envvar="WAVEPP_MIN_WAVE_TOKENS", help="mpu: smallest wave budget.")
+    ] = 8_192,
+    fills: Annotated[
+        int, typer.Option("--fills", envvar="WAVEPP_FILLS", help="mpu: pipeline fills of waves kept available.")
+    ] = 2,
+    model_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--model-file",
+            envvar="WAVEPP_MODEL_FILE",
+            help="Keeps what was learnt of stage times; a device profile seeds it and is not written.",
+        ),
+    ] = None,
     link: Annotated[
         str | None,
         typer.Option("--link", envvar="WAVEPP_LINK", help="gloo, nccl or grpc; by default what the engines can do."),
@@ -70,13 +93,14 @@ def command(
         config = ControllerConfig(
             wave_tokens=wave_tokens, policy=policy, link=opt.link_kind(link) if link else None, silence_ms=silence_ms,
             max_queued_requests=queue_requests, floor_blocks=headroom_blocks, snapshot_tokens=snapshot_tokens,
-            share_tokens=share_tokens, inventory_ms=inventory_ms,
+            share_tokens=share_tokens, inventory_ms=inventory_ms, mode=mode,
+            min_wave_tokens=min_wave_tokens, fills=fills,
         )  # fmt: skip
         settings = ControllerSettings(
             config=config, cluster=cluster, listen=listen, advertise=advertise,
             server_security=opt.server_security(tls_ca, tls_cert, tls_key),
             client_security=opt.client_security(tls_ca, tls_cert, tls_key, tls_server_name),
-            metrics=metrics, reflection=reflection,
+            metrics=metrics, reflection=reflection, model_file=model_file,
         )  # fmt: skip
         store = opt.etcd_store(etcd, etcd_user, etcd_password_file, etcd_ca, etcd_cert, etcd_key)
         tracer = opt.tracer("wavepp-controller", otlp, trace_sample)

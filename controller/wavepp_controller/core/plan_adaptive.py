@@ -198,7 +198,7 @@ def _first(lane: Lane, view: PlanView, costs: StageCosts, target: float) -> int:
 
 
 def _next(lane: Lane, view: PlanView, costs: StageCosts, target: float, took: float, room: int) -> int:
-    """Tokens of a later row: all of a request that fits better than it misses, a part of one where that pays; else 0."""
+    """Tokens of a later row: all of a request that fits better than it misses, a part where that pays; else 0."""
     rest, left = lane.prompt_tokens - lane.start, target - took
     if rest <= room and costs.chunk_us(lane.start, rest) - left <= left:
         return rest

@@ -18,6 +18,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from wavepp_controller.core import events as ev
 from wavepp_controller.core.machine import ControllerMachine
 from wavepp_controller.runtime.admin_service import AdminService
+from wavepp_controller.runtime.model_file import ModelFile
 from wavepp_controller.runtime.observability import Observer
 from wavepp_controller.runtime.prefill_service import PrefillService
 from wavepp_controller.runtime.request_spans import RequestSpans
@@ -48,6 +49,7 @@ class Controller:
         self._store = store
         self._tracer = tracer or Tracer(TraceSettings("wavepp-controller"))
         self._tasks: list[asyncio.Task[None]] = []
+        self._models: ModelFile | None = None
         self.address = ""
 
     async def run(self, stop: asyncio.Event, drain_s: float = 10.0) -> None:
@@ -70,6 +72,9 @@ class Controller:
         settings = self.settings
         spans = RequestSpans(self._tracer)
         self.machine = ControllerMachine(replace(settings.config, traced=self._tracer.recording))
+        if settings.model_file is not None:
+            self._models = ModelFile(settings.model_file, self.machine.latency_models)
+            self.machine.seed_latency(self._models.read())
         self.observer = Observer(self.machine, self._tracer)
         self.shell = ControllerShell(self.machine, settings.client_security, spans, self.observer)
 
@@ -100,6 +105,8 @@ class Controller:
             (self._report_health(), "health"),
         ):
             self._spawn(work, name)
+        if self._models is not None:
+            self._spawn(self._models.keep(), "latency-models")
         log.info("listening", address=self.address, cluster=settings.cluster)
 
     async def drain(self, within_s: float) -> int:
@@ -120,6 +127,8 @@ class Controller:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._models is not None:
+            await self._models.save()
         await self.shell.close()
         await self.leadership.resign()
         await self._server.stop(0.5)

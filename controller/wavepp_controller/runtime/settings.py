@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from wavepp_controller.core.config import ControllerConfig
 from wavepp_proto.runtime.channels import ClientSecurity, ServerSecurity
@@ -23,3 +24,5 @@ class ControllerSettings:
     metrics: str | None = None
     """host:port of the Prometheus endpoint; None serves none."""
     reflection: bool = False
+    model_file: Path | None = None
+    """Where latency models are kept, or a device profile that seeds them; None keeps them for this life only."""
