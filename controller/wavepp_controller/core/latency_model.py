@@ -23,6 +23,8 @@ MEMORY = 256
 """Waves that the past is worth..."""
 DRIFT_MEMORY = 16
 """...and while it predicts badly: the device has changed, or was never known."""
+AFTER_DRIFT = 0.05
+"""What is left of the past when predictions become bad."""
 PULL = (1e-3, 1e-4, 1e-4, 1e-3)
 """How firmly a coefficient stays where it was, as a part of what its own column says: it decides only what waves of
 one shape leave open. What cannot be told apart counts as tokens and pairs first: they are what most time goes into."""
@@ -74,16 +76,24 @@ class StageModel:
         wrong = abs(took_us - predicted) / scale
         limit = max(LEAST_OUTLIER, OUTLIER * self.error)
         weight = min(1.0, limit / wrong) if wrong else 1.0
-        memory = MEMORY if self.error <= BELIEVED_ERROR else DRIFT_MEMORY
         self._add(
-            [part / unit / scale for part, unit in zip(demand, UNITS, strict=True)], took_us / scale, weight, memory
+            [part / unit / scale for part, unit in zip(demand, UNITS, strict=True)], took_us / scale, weight
         )
-        self.error += (wrong - self.error) / ERROR_MEMORY
-        self.samples += 1
+        self._judge(wrong)
         self._fit()
 
-    def _add(self, columns: Sequence[float], value: float, weight: float, memory: int) -> None:
-        keep = 1.0 - 1.0 / memory
+    def _judge(self, wrong: float) -> None:
+        """Note how wrong a prediction was; when that is no longer to be believed, the past says little."""
+        was_right = self.error <= BELIEVED_ERROR
+        gain = 1 / ERROR_MEMORY if self.seeded else max(1 / ERROR_MEMORY, 2 / (self.samples + 2))
+        self.error += (wrong - self.error) * gain
+        self.samples += 1
+        if was_right and self.error > BELIEVED_ERROR:
+            self._normal = [[AFTER_DRIFT * value for value in row] for row in self._normal]
+            self._right = [AFTER_DRIFT * value for value in self._right]
+
+    def _add(self, columns: Sequence[float], value: float, weight: float) -> None:
+        keep = 1.0 - 1.0 / (MEMORY if self.error <= BELIEVED_ERROR else DRIFT_MEMORY)
         for i, one in enumerate(columns):
             row, factor = self._normal[i], weight * one
             for j, other in enumerate(columns):
