@@ -92,7 +92,7 @@ def test_stage_time_is_split_by_what_it_went_into_between_two_statuses() -> None
     assert split.shares == {
         "compute": 0.5, "activation_wait": 0.2, "admission_wait": 0.1, "preparing": 0.05, "idle": 0.15
     }  # fmt: skip
-    assert waves(before, after) == Waves(10, 100.0)
+    assert waves(before, after, 4.0) == Waves(10, 100.0, 250.0)
 
 
 def test_stage_time_is_unknown_when_the_pipeline_was_formed_anew() -> None:
@@ -104,4 +104,4 @@ def test_stage_without_a_wave_has_no_shares() -> None:
     status = _status(2, (5, 0, 0, 0, 0))
     (split,) = stage_splits(status.pipelines[0], status.pipelines[0]) or ()
     assert set(split.shares.values()) == {0.0}
-    assert waves(status, status) == Waves(0, 0.0)
+    assert waves(status, status, 0.0) == Waves(0, 0.0, 0.0)

@@ -95,10 +95,11 @@ async def _open_and_close(extent: Extent, concurrency: int, window: Window, cloc
 
 async def _settled(concurrency: int, window: Window, clock: Clock) -> None:
     """Until no request has ended for a moment, or as many have as can share a wave."""
-    for _ in range(concurrency):
+    most = window.ended + concurrency
+    while window.ended < most and not window.closed.is_set():
         ended = window.ended
         await clock.until(window.last_s + MOMENT_S)
-        if window.ended == ended or window.closed.is_set():
+        if window.ended == ended:
             return
 
 

@@ -61,6 +61,7 @@ class RunningCell:
         self._before: ClusterStatus | None = None
         self._after: ClusterStatus | None = None
         self._usage: Usage | None = None
+        self._between_s = 0.0
         self.window = Window(options.expected)
 
     async def measure(self) -> None:
@@ -110,10 +111,12 @@ class RunningCell:
     async def _watch(self) -> None:
         await self.window.opened.wait()
         self._before = await self._status()
+        clock = LoopClock()
         meter = Meter(pids_here(self._before, self._options.address) if self._before else ())
         await self.window.closed.wait()
         self._usage = meter.usage()
         self._after = await self._status()
+        self._between_s = clock.now()
 
     async def _status(self) -> ClusterStatus | None:
         """None if the controller does not answer: the requests of the cell say so better."""
@@ -172,7 +175,7 @@ class RunningCell:
         document: Document = {"stages": None, "waves": None, "usage": asdict(self._usage) if self._usage else None}
         if before is None or after is None:
             return document
-        document["waves"] = asdict(waves(before, after))
+        document["waves"] = asdict(waves(before, after, self._between_s))
         earlier, later = (pipeline_of(status, self._about.pipeline) for status in (before, after))
         splits = stage_splits(earlier, later) if earlier and later else None
         document["stages"] = None if splits is None else [asdict(split) for split in splits]

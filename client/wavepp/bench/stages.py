@@ -32,6 +32,8 @@ class Waves:
 
     count: int
     tokens_per_wave: float
+    tokens_per_s: float
+    """Computed tokens as waves carried them: requests end in bursts, waves do not."""
 
 
 def stage_splits(before: PipelineStatus, after: PipelineStatus) -> tuple[StageSplit, ...] | None:
@@ -51,9 +53,10 @@ def _split(old: StageStatus, new: StageStatus) -> StageSplit:
     return StageSplit(new.key.stage, new.key.rank, new.waves_done - old.waves_done, total / 1e6, shares)
 
 
-def waves(before: ClusterStatus, after: ClusterStatus) -> Waves:
+def waves(before: ClusterStatus, after: ClusterStatus, seconds: float) -> Waves:
+    """`seconds` lie between the two."""
     count, tokens = (after.counters.get(name, 0) - before.counters.get(name, 0) for name in ("waves", "wave_tokens"))
-    return Waves(count, tokens / count if count else 0.0)
+    return Waves(count, tokens / count if count else 0.0, tokens / seconds if seconds > 0 else 0.0)
 
 
 def pipeline_of(status: ClusterStatus, name: str) -> PipelineStatus | None:
