@@ -1,7 +1,8 @@
 """The `wavepp` command: gathers the subcommands of every installed package.
 
-Owns nothing but the gathering: `up`, `prefill`, `bench`, `status`, `doctor`, `profile` live in commands/, the
-others are found through the entry-point group `wavepp.commands`, so the client imports no other package.
+Owns nothing but the gathering: `up`, `prefill`, `bench`, `calibrate`, `profile`, `status` and `doctor` live in
+commands/, the others are found through the entry-point group `wavepp.commands`, so the client imports no other
+package.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from wavepp.commands.bench import bench
+from wavepp.commands.calibrate import calibrate
 from wavepp.commands.doctor import doctor
 from wavepp.commands.prefill import prefill
 from wavepp.commands.profile import app as profile
@@ -39,7 +41,7 @@ def _root(
 def build_app() -> typer.Typer:
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(_root)
-    for command in (up, prefill, bench, status, doctor):
+    for command in (up, prefill, bench, calibrate, status, doctor):
         app.command()(command)
     app.add_typer(profile, name="profile")
     for point in sorted(entry_points(group="wavepp.commands"), key=lambda found: found.name):
