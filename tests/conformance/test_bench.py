@@ -105,6 +105,17 @@ async def test_cells_that_were_measured_are_not_repeated(tmp_path: Path) -> None
             await other.run()
 
 
+async def test_requests_of_others_on_the_same_controller_are_told(tmp_path: Path) -> None:
+    async with Cluster(stages=1) as cluster:
+        bench = bench_of(cluster, tmp_path, closed(("short_cold",), (1,), replace(LIKE, requests=300)))
+        running = asyncio.create_task(bench.run())
+        await eventually(lambda: bool(bench.document()["cells"]), about="a measured request")
+        await cluster.client.prefill(list(range(40)))
+        await running
+        (cell,) = bench.document()["cells"]
+        assert cell["foreign_requests"] == 1
+
+
 async def test_interrupted_bench_has_what_it_measured_so_far_and_leaves_nothing_behind(tmp_path: Path) -> None:
     async with Cluster(stages=2) as cluster:
         bench = bench_of(cluster, tmp_path, closed(("short_cold",), (2,), replace(LIKE, requests=100_000)))

@@ -27,6 +27,7 @@ def cell(name: str = "mixed-c8", concurrency: int | None = 8, **more: Any) -> Do
     summary = summarise(samples, 2.0)
     document = {
         "name": name, "row": name.rpartition("-")[0], "interrupted": False, "stopped_early": False, "failed": {},
+        "foreign_requests": 0,
         "settings": {"concurrency": concurrency, "rate": None, "model": "<m>", "stages": 2, "policy": "mpu",
                      "wave_tokens": 128, "block_tokens": 16},
         "summary": {field: getattr(summary, field) for field in summary.__slots__},
@@ -65,6 +66,7 @@ def test_row_says_what_went_wrong_and_what_is_not_known() -> None:
     assert row[15] == "100 DRAINING, 1 TOO_LATE"
     assert stage_rows(whole(broken)) == []
     assert rows(whole(cell(interrupted=True)))[0][0] == "mixed-c8 (interrupted)"
+    assert rows(whole(cell(foreign_requests=3)))[0][0] == "mixed-c8 (3 requests of others)"
 
 
 def test_kinds_and_stages_have_rows_of_their_own() -> None:

@@ -97,7 +97,7 @@ def _table(title: str, columns: tuple[str, ...], lines: list[list[str]]) -> Tabl
 def _row(cell: Document) -> list[str]:
     summary, waves, bound, usage = cell["summary"], cell["waves"], cell["bound"], cell["usage"]
     return [
-        cell["name"] + (" (interrupted)" if cell["interrupted"] else " (ended early)" if cell["stopped_early"] else ""),
+        cell["name"] + _remark(cell),
         f"{summary['input_tokens_per_s']:,.0f}",
         f"{summary['computed_tokens_per_s']:,.0f}",
         f"{summary['finished']}",
@@ -110,6 +110,15 @@ def _row(cell: Document) -> list[str]:
         _percent(usage["others"] if usage else None),
         ", ".join(f"{count} {reason}" for reason, count in cell["failed"].items()) or "0",
     ]
+
+
+def _remark(cell: Document) -> str:
+    """Why not to take a cell's numbers at face value."""
+    if cell["interrupted"]:
+        return " (interrupted)"
+    if cell["stopped_early"]:
+        return " (ended early)"
+    return f" ({cell['foreign_requests']} requests of others)" if cell["foreign_requests"] else ""
 
 
 def _three(percentiles: list[float] | None) -> list[str]:

@@ -62,6 +62,7 @@ class RunningCell:
         self._after: ClusterStatus | None = None
         self._usage: Usage | None = None
         self._between_s = 0.0
+        self._foreign = 0
         self.window = Window(options.expected)
 
     async def measure(self) -> None:
@@ -69,11 +70,13 @@ class RunningCell:
         source: Family | Trace = self._cell.source() if self._cell.concurrency is not None else self._cell.arrivals()
         if self._options.preload:
             await self._preload(map(self._prefix, source.preloaded))
+        submitted = await self._submitted()
         watching = asyncio.create_task(self._watch(), name="statuses around the window")
         try:
             await self._load(source)
             if self.window.opened.is_set():
                 await watching
+            self._count_foreign(submitted, await self._submitted())
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
@@ -118,6 +121,15 @@ class RunningCell:
         self._after = await self._status()
         self._between_s = clock.now()
 
+    async def _submitted(self) -> int | None:
+        """Requests that this controller has heard of so far, whoever sent them."""
+        status = await self._status()
+        return None if status is None else status.counters.get("submitted", 0)
+
+    def _count_foreign(self, before: int | None, after: int | None) -> None:
+        if before is not None and after is not None:
+            self._foreign = max(0, after - before - self.window.ended)
+
     async def _status(self) -> ClusterStatus | None:
         """None if the controller does not answer: the requests of the cell say so better."""
         try:
@@ -139,6 +151,7 @@ class RunningCell:
             "stopped_early": window.broken,
             "unexpected_failures": window.unexpected,
             "failed": dict(sorted(Counter(one.reason for one in every if one.reason).items())),
+            "foreign_requests": self._foreign,
             "requests": {name: len(getattr(window, name)) for name in ("warmup", "measured", "tail")},
             "summary": asdict(summary),
             "bound": self._bound(summary),
