@@ -203,3 +203,20 @@ def test_profile_is_refused_by_name_when_a_field_is_out_of_range(change: dict[st
     with pytest.raises(InvalidRequest) as error:
         Profile.from_json(json.dumps(document))
     assert error.value.fields["field"] == field
+
+
+@pytest.mark.parametrize("name", profiles.names())
+def test_shipped_costs_are_found_again_when_their_own_cells_are_fitted(name: str) -> None:
+    """Nobody changed a coefficient by hand: the cells that a profile keeps lead to its costs."""
+    profile = profiles.load(name)
+    cells = [
+        Cell(
+            one["family"], one["c"], one["tokens_per_s"], tuple(Share(*part) for part in one["shapes"]), one["fitted"],
+            one["system"],
+        )
+        for one in profile.provenance["residuals"]
+    ]  # fmt: skip
+    costs = fit(cells, profile.wave_tokens, profile.provenance["least_c_us"])
+    assert {stage.costs for stage in profile.stages} == {costs}
+    found = [one.as_dict() for one in residuals(costs, cells, profile.wave_tokens)]
+    assert found == profile.provenance["residuals"]
