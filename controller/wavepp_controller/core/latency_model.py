@@ -76,9 +76,7 @@ class StageModel:
         wrong = abs(took_us - predicted) / scale
         limit = max(LEAST_OUTLIER, OUTLIER * self.error)
         weight = min(1.0, limit / wrong) if wrong else 1.0
-        self._add(
-            [part / unit / scale for part, unit in zip(demand, UNITS, strict=True)], took_us / scale, weight
-        )
+        self._add([part / unit / scale for part, unit in zip(demand, UNITS, strict=True)], took_us / scale, weight)
         self._judge(wrong)
         self._fit()
 

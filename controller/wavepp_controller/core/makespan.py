@@ -21,6 +21,23 @@ def best_waves(work_us: float, overhead_us: float, stages: int) -> float:
     return max(1.0, sqrt(work_us * (stages - 1) / overhead_us))
 
 
+def makespan_us(work_us: float, overhead_us: float, stages: int, waves: float) -> float:
+    """(n + P - 1) (W / n + c)."""
+    return (waves + stages - 1) * (work_us / waves + overhead_us)
+
+
+def fewest_waves(work_us: float, overhead_us: float, stages: int, worse: float) -> float:
+    """The smallest n, not rounded, whose makespan is at most `worse` (a part) longer than the least.
+
+    Near its least the makespan is flat: with n*/k waves it grows by n* c (k + 1/k - 2).
+    """
+    best = best_waves(work_us, overhead_us, stages)
+    if not 1.0 < best < float("inf"):
+        return best
+    half = 1.0 + worse * makespan_us(work_us, overhead_us, stages, best) / (2.0 * best * overhead_us)
+    return max(1.0, best / (half + sqrt(half * half - 1.0)))
+
+
 def tokens_for(costs: StageCosts, prefix: int, budget_us: float) -> float:
     """The x with b x + a (L x + x x / 2) + g L = budget, L being `prefix`; 0 if the prefix alone costs as much."""
     left = budget_us - costs.g_us * prefix

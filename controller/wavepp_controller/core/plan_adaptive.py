@@ -13,10 +13,13 @@ the order given. While the model is not to be believed, `mpu` plans.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, log
+from typing import NamedTuple
 
 from wavepp_controller.core.flight_clock import FlightClock
 from wavepp_controller.core.latency_model import LatencyModel, demand_of
-from wavepp_controller.core.makespan import best_waves, extra_prefix, tokens_for
+from wavepp_controller.core.makespan import best_waves, extra_prefix, fewest_waves, tokens_for
 from wavepp_controller.core.plan_mpu import MpuPolicy
 from wavepp_controller.core.planner import Lane, WaveBudget
 from wavepp_controller.core.planning import Decision, InFlight, PlanView
@@ -25,12 +28,40 @@ from wavepp_proto.terms import DaemonKey, HoldKey, Row, StageTimes, WaveOrdinal
 
 SLACK_WAVES = 1.0
 """Waves beyond P that hide the way of an ended prompt to the next admission."""
+WORSE_PER_LANE = 0.004
+"""How much longer than at best the work that finds an empty pipeline may take for the sake of fewer waves: the more
+lanes there are, the likelier others come after them, and then it is c that counts."""
+MOST_WORSE = 0.03
 SMALL = 0.75
 """Part of its target below which a wave may wait for company."""
+USUAL_MEMORY = 16
+"""Requests over which the usual work of one is averaged, by its logarithm: a few long ones shall not stand for all."""
 AHEAD_S = 0.005
 """A wave is sent this long before the slowest stage can begin with it..."""
 AHEAD_PART = 0.1
 """...or this part of its own time, if that is longer."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A lane that was seen before. Times in us of the slowest stage, c apart."""
+
+    begun: int
+    """Where it began (tokens)."""
+    cut: float = 0.0
+    """Its longest chunk so far. Shorter ones after it cost c and gain nothing: the last stage is that far behind."""
+    burst: float | None = None
+    """Of a lane that found the pipeline empty: the time of a wave that all the work there was cut into."""
+
+
+class _Flying(NamedTuple):
+    demand: Demand
+    finals: int
+    """Prompts that end with the wave: others will come for them."""
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> _Flying:
+        return cls(demand_of(rows), sum(row.final for row in rows))
 
 
 class AdaptivePolicy:
@@ -41,12 +72,10 @@ class AdaptivePolicy:
         self._least, self._fills = min_wave_tokens, fills
         self._fallback = MpuPolicy(model, min_wave_tokens, fills)
         self._clock = FlightClock()
-        self._demands: dict[WaveOrdinal, Demand] = {}
-        """Of waves in flight."""
-        self._begun: dict[HoldKey, int] = {}
-        """Where lanes that were seen began."""
-        self._burst: dict[HoldKey, float] = {}
-        """Lanes that found the pipeline empty, and the wave time (us) that their work was cut into."""
+        self._flights: dict[WaveOrdinal, _Flying] = {}
+        self._seen: dict[HoldKey, _Seen] = {}
+        self._usual = 0.0
+        """Logarithm of the work (us) that a request usually is; 0 before the first."""
         self._held: tuple[HoldKey, float] | None = None
         """First lane of a wave that waits for a round that is open, and until when."""
         self.fell_back = 0
@@ -61,67 +90,59 @@ class AdaptivePolicy:
             decision = self._fallback.plan(view)
             self.fell_back += bool(decision.rows)
             return decision
-        self._remember(view)
-        ahead, flying = self._work(view)
+        ahead = _ahead(view.lanes)
         costs = self._model.slowest(ahead)
-        target = self._target(view, costs, ahead, flying)
+        self._remember(view, costs)
+        target = self._target(view, costs, ahead)
         rows, took = _fill(view, costs, target)
         until = self._hold(view, rows, took, target, costs)
         if until is not None:
             return Decision(wait_until=until)
         self._held = None
+        for row in rows:
+            seen = self._seen[row.key]
+            if not row.final:
+                seen.cut = max(seen.cut, costs.chunk_us(row.start, row.length))
         return Decision(rows)
 
     # --- how much work there is -----------------------------------------------------------------
 
-    def _remember(self, view: PlanView) -> None:
-        known = self._demands
-        self._demands = {one.ordinal: known.get(one.ordinal) or demand_of(one.rows) for one in view.in_flight}
-        begun, burst = self._begun, self._burst
-        self._begun = {lane.key: begun.get(lane.key, lane.start) for lane in view.lanes}
-        self._burst = {lane.key: burst[lane.key] for lane in view.lanes if lane.key in burst} if burst else burst
-
-    def _work(self, view: PlanView) -> tuple[Demand, Demand]:
-        """What lanes ask of a stage, and what waves in flight do; waves not counted."""
-        tokens = prefix = 0
-        pairs = 0.0
+    def _remember(self, view: PlanView, costs: StageCosts) -> None:
+        """Forget what is over; learn how much work a request is."""
+        known = self._flights
+        self._flights = {one.ordinal: known.get(one.ordinal) or _Flying.of(one.rows) for one in view.in_flight}
+        before, self._seen = self._seen, {}
         for lane in view.lanes:
-            start, rest = lane.start, lane.prompt_tokens - lane.start
-            tokens += rest
-            pairs += rest * (start + rest / 2)
-            prefix += start
-        flights = self._demands.values()
-        return (
-            Demand(0.0, tokens, pairs, prefix),
-            Demand(
-                0.0,
-                sum(one.tokens for one in flights),
-                sum(one.pairs for one in flights),
-                sum(one.prefix for one in flights),
-            ),
-        )
+            seen = before.get(lane.key)
+            if seen is None:
+                work = costs.chunk_us(lane.start, lane.prompt_tokens - lane.start)
+                seen = _Seen(lane.start)
+                self._usual += (log(max(work, 1.0)) - self._usual) / (USUAL_MEMORY if self._usual else 1)
+            self._seen[lane.key] = seen
 
     # --- how long a wave should take ------------------------------------------------------------
 
-    def _target(self, view: PlanView, costs: StageCosts, ahead: Demand, flying: Demand) -> float:
+    def _target(self, view: PlanView, costs: StageCosts, ahead: Demand) -> float:
         """Microseconds of the slowest stage, c apart."""
-        head = view.lanes[0]
-        waiting = costs.demand_us(ahead)
+        head, waiting = view.lanes[0], costs.demand_us(ahead)
         if not view.in_flight:
-            cut = best_waves(waiting, costs.c_us, view.stages)
-            self._burst = {lane.key: waiting / cut for lane in view.lanes}
-        alone = self._alone(head, costs, view.stages)
-        if head.key in self._burst:
-            return max(alone, self._burst[head.key])
-        total = waiting + costs.demand_us(flying)
-        own = costs.chunk_us(self._begun[head.key], head.prompt_tokens - self._begun[head.key])
+            worse = min(MOST_WORSE, WORSE_PER_LANE * (len(view.lanes) - 1))
+            cut = waiting / fewest_waves(waiting, costs.c_us, view.stages, worse)
+            for seen in self._seen.values():
+                seen.burst = cut
+        seen = self._seen[head.key]
+        alone = max(self._alone(head, costs, view.stages), seen.cut)
+        if seen.burst is not None:
+            return max(alone, seen.burst)
+        total = waiting + exp(self._usual) * sum(one.finals for one in self._flights.values())
+        others = total - costs.chunk_us(head.start, head.prompt_tokens - head.start)
         spread = view.stages + SLACK_WAVES
-        loop = min(total / spread, max(0.0, total - own) / (spread - 1.0)) if spread > 1.0 else total
+        loop = min(total / spread, max(0.0, others) / (spread - 1.0)) if spread > 1.0 else total
         return max(alone, loop)
 
     def _alone(self, head: Lane, costs: StageCosts, stages: int) -> float:
         """Best time of one of its waves if nothing else were there: each cut costs c and its prefix again."""
-        begun = self._begun[head.key]
+        begun = self._seen[head.key].begun
         again = costs.g_us * begun
         work = costs.chunk_us(begun, head.prompt_tokens - begun) - again
         return work / best_waves(work, costs.c_us + again, stages) + again
@@ -158,10 +179,22 @@ class AdaptivePolicy:
         slowest = max(range(view.stages), key=lambda stage: took[stage])
 
         def wave_s(stage: int, flight: InFlight) -> float:
-            return self._model.stage_us(stage, self._demands[flight.ordinal]) / 1e6
+            return self._model.stage_us(stage, self._flights[flight.ordinal].demand) / 1e6
 
         free = self._clock.free_at(slowest, view.in_flight, wave_s, view.now)
         return free - sum(took[:slowest]) / 1e6
+
+
+def _ahead(lanes: Sequence[Lane]) -> Demand:
+    """What lanes ask of a stage, each as one chunk; waves are not counted."""
+    tokens = prefix = 0
+    pairs = 0.0
+    for lane in lanes:
+        start, rest = lane.start, lane.prompt_tokens - lane.start
+        tokens += rest
+        pairs += rest * (start + rest / 2)
+        prefix += start
+    return Demand(0.0, tokens, pairs, prefix)
 
 
 def _full(view: PlanView, costs: StageCosts) -> float:
