@@ -15,6 +15,7 @@ from tests.harness.cluster import Cluster
 from wavepp.commands.profile import app
 from wavepp_proto.profile import Profile, StageCosts, StageProfile
 from wavepp_stage.engine.emulated import expected_first_token
+from wavepp_stage.engine.emulated_device import Stream
 
 COSTS = StageCosts(c_us=300.0, b_us=2.0, a_us=0.001, g_us=0.1)
 PROFILE = Profile(
@@ -100,3 +101,27 @@ def test_names_and_paths_of_shipped_profiles_are_told_when_asked_for() -> None:
     assert named == ["glm_5_2_pp4", "kimi_k3_pp8", "minimax_m2_7_pp4"]
     told = CliRunner().invoke(app, ["path", "glm_5_2_pp4"]).output.strip()
     assert Profile.from_json(Path(told).read_text()).name == "glm_5_2_pp4"
+
+
+async def test_engine_is_told_when_waves_came_when_the_controller_sends_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On each stage: whatever runs has come before, and in order."""
+    spans: dict[int, list[tuple[float, float]]] = {}
+    take = Stream.take
+
+    def noted(self: Stream, started: float, seconds: float, ready_at: float = 0.0) -> bool:
+        spans.setdefault(id(self), []).append((ready_at, started))
+        return take(self, started, seconds, ready_at)
+
+    monkeypatch.setattr(Stream, "take", noted)
+    file = tmp_path / "hybrid.json"
+    file.write_text(PROFILE.to_json())
+    async with Cluster(model=f"emulated:profile={file},vocabulary=1000", wave_tokens=128) as cluster:
+        await cluster.client.prefill([1] * 1500)
+    assert len(spans) == 2
+    for waves in spans.values():
+        assert len(waves) == 12
+        assert all(ready_at > 0.0 for ready_at, _ in waves)
+        assert all(ready_at <= started for ready_at, started in waves)
+        assert waves == sorted(waves)
