@@ -219,14 +219,22 @@ def _fill(view: PlanView, costs: StageCosts, target: float) -> tuple[tuple[Row, 
 
 
 def _first(lane: Lane, view: PlanView, costs: StageCosts, target: float) -> int:
-    """Tokens of the first row: the rest of its request in near-equal times, as many as come nearest to the target."""
+    """Tokens of the first row: the rest of its request in near-equal times, as many as come nearest to the target.
+
+    Full waves where those do not take longer and others fill up what the last one leaves.
+    """
     rest = lane.prompt_tokens - lane.start
     again = costs.g_us * lane.start
+    if rest <= view.wave_tokens or len(view.lanes) == 1:
+        least = -(-rest // view.wave_tokens)
+    elif costs.chunk_us(lane.start, view.wave_tokens) <= target:
+        return view.wave_tokens
+    else:
+        least = 1
     work = costs.chunk_us(lane.start, rest) - again
-    least = -(-rest // view.wave_tokens)
-    pieces = max(least, round(work / max(target - again, 1.0)) if target > again else least)
+    pieces = max(least, round(work / (target - again))) if target > again else least
     if pieces <= 1:
-        return rest
+        return min(rest, view.wave_tokens)
     return min(view.wave_tokens, _whole_blocks(tokens_for(costs, lane.start, work / pieces + again), view.block_tokens))
 
 
