@@ -12,7 +12,7 @@ import pytest
 from wavepp.bench import plots
 from wavepp.bench.measure import Sample, summarise
 from wavepp.bench.page import write_page
-from wavepp.bench.report import COLUMNS, kind_rows, rows, stage_rows, tables
+from wavepp.bench.report import COLUMNS, kind_rows, print_tables, rows, stage_rows, tables
 from wavepp.bench.store import Document
 from wavepp.bench.timeline import GAP, WAVE, Bar, StageBars, read_timeline
 from wavepp_proto.errors import InvalidRequest
@@ -49,8 +49,8 @@ def whole(*cells: Document) -> Document:
 
 def test_row_says_every_number_of_a_cell() -> None:
     assert rows(whole(cell())) == [
-        ["mixed-c8", "1,000", "100", "2", "1,000.0", "2,000.0", "2,000.0", "2.5", "2.5", "2.5", "100.0 %", "25.0 %",
-         "7", "29", "25.0 %", "0"],
+        ["mixed-c8", "1,000", "100", "2", "1,000", "2,000", "2,000", "2.5", "2.5", "2.5", "100.0%", "25.0%",
+         "7", "29", "25.0%", "0"],
     ]  # fmt: skip
     assert len(COLUMNS) == 16
 
@@ -72,7 +72,7 @@ def test_row_says_what_went_wrong_and_what_is_not_known() -> None:
 def test_kinds_and_stages_have_rows_of_their_own() -> None:
     document = whole(cell())
     assert [row[:2] for row in kind_rows(document)] == [["mixed-c8", "cold"], ["mixed-c8", "warm"]]
-    assert stage_rows(document) == [["mixed-c8", "1", "7", *["20.0 %"] * 5]]
+    assert stage_rows(document) == [["mixed-c8", "1", "7", *["20.0%"] * 5]]
     assert [len(columns) - len(lines[0]) for _, columns, lines in tables(document)] == [0, 0, 0]
 
 
@@ -146,3 +146,16 @@ def test_file_that_is_no_timeline_is_refused(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(InvalidRequest):
         read_timeline(path)
+
+
+def test_narrow_terminal_shows_fewer_columns_and_no_terminal_those_without_a_value(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = {}
+    for columns in ("80", "200"):
+        monkeypatch.setenv("COLUMNS", columns)
+        print_tables(whole(cell(bound=None)))
+        shown[columns] = capsys.readouterr().out
+    assert "mixed-c8" in shown["80"]
+    assert ["tok/wave" in shown[columns] for columns in ("80", "200")] == [False, True]
+    assert ["bound" in shown[columns] for columns in ("80", "200")] == [False, False]

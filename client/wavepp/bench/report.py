@@ -5,6 +5,7 @@ Owns wording and layout; decides nothing. Reads documents as `run.py` makes them
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from wavepp.bench.stages import STATES
@@ -14,11 +15,15 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 COLUMNS = (
-    "cell", "input tok/s", "computed tok/s", "requests", "completion ms p50", "p95", "p99", "admission ms p50", "p95",
-    "p99", "good hits", "of bound", "waves", "tok/wave", "others' CPU", "failed",
+    "cell", "input tok/s", "computed tok/s", "requests", "completion ms p50", "completion ms p95", "completion ms p99",
+    "admission ms p50", "admission ms p95", "admission ms p99", "good hits", "of bound", "waves", "tok/wave",
+    "others' CPU", "failed",
 )  # fmt: skip
+SHORT = (0, 1, 4, 6, 9, 10, 11, 15)
+"""Of COLUMNS: what a terminal narrower than WIDE shows."""
+WIDE = 190
 STAGE_COLUMNS = ("cell", "stage", "waves", *(state.replace("_", " ") for state in STATES))
-KIND_COLUMNS = ("cell", "requests", "completion ms p50", "p95", "p99")
+KIND_COLUMNS = ("cell", "kind", "completion ms p50", "completion ms p95", "completion ms p99")
 NOTHING = "-"
 """Where a number does not exist."""
 
@@ -62,7 +67,13 @@ def print_tables(document: Document) -> None:
 
     out = Console()
     for title, columns, lines in tables(document):
-        out.print(_table(title, columns, lines))
+        shown: Sequence[int] = SHORT if columns is COLUMNS and out.width < WIDE else range(len(columns))
+        kept = [number for number in shown if any(line[number] != NOTHING for line in lines)]
+        out.print(_table(title, _only(kept, columns), [_only(kept, line) for line in lines]))
+
+
+def _only(kept: Sequence[int], texts: Sequence[str]) -> list[str]:
+    return [texts[number] for number in kept]
 
 
 def without_samples(document: Document) -> Document:
@@ -82,13 +93,15 @@ def setting_of(document: Document) -> str:
     )
 
 
-def _table(title: str, columns: tuple[str, ...], lines: list[list[str]]) -> Table:
+def _table(title: str, columns: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=number == 0)
+        # Folded on a narrow terminal: no digit is left out.
+        table.add_column(column, justify="left" if number == 0 else "right", overflow="fold", no_wrap=number == 0)
     for line in lines:
         table.add_row(*map(Text, line))
     return table
@@ -122,11 +135,13 @@ def _remark(cell: Document) -> str:
 
 
 def _three(percentiles: list[float] | None) -> list[str]:
-    return [NOTHING] * 3 if percentiles is None else [f"{value:,.1f}" for value in percentiles]
+    return (
+        [NOTHING] * 3 if percentiles is None else [f"{value:,.{0 if value >= 1000 else 1}f}" for value in percentiles]
+    )
 
 
 def _percent(share: float | None) -> str:
-    return NOTHING if share is None else f"{100 * share:.1f} %"
+    return NOTHING if share is None else f"{100 * share:.1f}%"
 
 
 def _stage(stage: Document) -> str:
