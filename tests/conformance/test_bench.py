@@ -14,7 +14,7 @@ from tests.harness.cluster import Cluster
 from tests.harness.eventually import eventually
 from wavepp import profiles
 from wavepp.__main__ import build_app
-from wavepp.bench.cells import Cell, closed, replayed
+from wavepp.bench.cells import Cell, arriving, closed, replayed
 from wavepp.bench.page import write_page
 from wavepp.bench.report import without_samples
 from wavepp.bench.run import Bench, Plan
@@ -63,6 +63,17 @@ async def test_closed_loop_answers_everything_and_its_numbers_agree(tmp_path: Pa
         assert reuse["bound"]["input_tokens_per_s"] == pytest.approx(5_000_000)
         sent = sum(sum(cell["requests"].values()) for cell in (cold, reuse))
         assert await finished(cluster) == sent + 1  # and the shared prefix
+
+
+async def test_poisson_arrivals_are_all_answered(tmp_path: Path) -> None:
+    async with Cluster(stages=1) as cluster:
+        cells = arriving(("short_reuse",), (500.0,), replace(LIKE, requests=20))
+        bench = bench_of(cluster, tmp_path, cells)
+        await bench.run()
+        (cell,) = bench.document()["cells"]
+        assert (cell["name"], cell["failed"]) == ("short_reuse-r500", {})
+        assert cell["requests"] == {"warmup": 2, "measured": 20, "tail": 0}
+        assert sorted(number for (number,) in columns(cell, "number")) == list(range(2, 22))
 
 
 async def test_trace_is_replayed_whole(tmp_path: Path) -> None:
@@ -140,10 +151,11 @@ async def test_failed_requests_are_counted_by_reason_and_the_cell_is_measured_ag
         assert Store(tmp_path).done(cell["name"], {}) is None
 
 
-@pytest.mark.parametrize("wrong", ["window", "profile"])
+@pytest.mark.parametrize("wrong", ["window", "window of arrivals", "profile"])
 async def test_cell_that_the_pipeline_cannot_serve_is_refused_before_it_is_sent(tmp_path: Path, wrong: str) -> None:
     async with Cluster(stages=1) as cluster:
-        cells = closed(("mixed",), (1,), replace(LIKE, scale=1.0) if wrong == "window" else LIKE)
+        like = LIKE if wrong == "profile" else replace(LIKE, scale=1.0)
+        cells = arriving(("long_cold",), (1.0,), like) if "arrivals" in wrong else closed(("mixed",), (1,), like)
         bench = bench_of(cluster, tmp_path, cells, PROFILE if wrong == "profile" else None)
         with pytest.raises(InvalidRequest):
             await bench.run()

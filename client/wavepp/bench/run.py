@@ -28,7 +28,7 @@ class Plan:
     """`cache_salt` is the same for every cell if it was given; else each has one of its own."""
     own_salts: bool
     pipeline: str | None
-    """None lets the controller choose."""
+    """The one that is measured; None takes the controller's default one."""
     command: Sequence[str]
 
 

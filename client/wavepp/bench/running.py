@@ -97,6 +97,9 @@ class RunningCell:
         if warmup >= len(source.arrivals):
             raise InvalidRequest("nothing is left to measure", field="warmup", value=warmup, limit=len(source.arrivals))
         arrivals = [Arrival(one.at_s, self._prompt(one.prompt)) for one in source.arrivals]
+        if cell.trace is None:
+            for arrival in arrivals[:FIRST_PROMPTS]:
+                self._check(arrival.prompt)
         await open_loop(ask, arrivals, warmup, self._options.most_under_way, self.window, clock)
 
     async def _preload(self, prompts: Iterable[Prompt]) -> None:

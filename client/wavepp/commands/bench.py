@@ -27,7 +27,7 @@ T = TypeVar("T", int, float)
 def bench(
     controller: Controller = None,
     pipeline: Annotated[
-        str | None, typer.Option("--pipeline", envvar="WAVEPP_PIPELINE", help="Pipeline; the controller chooses.")
+        str | None, typer.Option("--pipeline", envvar="WAVEPP_PIPELINE", help="The one to measure; the default one.")
     ] = None,
     family: Annotated[
         str,
