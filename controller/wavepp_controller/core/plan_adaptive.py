@@ -12,6 +12,7 @@ the order given. While the model is not to be believed, `mpu` plans.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log
@@ -23,7 +24,7 @@ from wavepp_controller.core.makespan import best_waves, extra_prefix, fewest_wav
 from wavepp_controller.core.plan_mpu import MpuPolicy
 from wavepp_controller.core.planner import Lane, WaveBudget
 from wavepp_controller.core.planning import Decision, InFlight, PlanView
-from wavepp_proto.profile import Demand, StageCosts
+from wavepp_proto.profile import Chunk, Demand, StageCosts
 from wavepp_proto.terms import DaemonKey, HoldKey, Row, StageTimes, WaveOrdinal
 
 SLACK_WAVES = 1.0
@@ -32,10 +33,12 @@ WORSE_PER_LANE = 0.004
 """How much longer than at best the work that finds an empty pipeline may take for the sake of fewer waves: the more
 lanes there are, the likelier others come after them, and then it is c that counts."""
 MOST_WORSE = 0.03
-SMALL = 0.75
+SMALL = 0.9
 """Part of its target below which a wave may wait for company."""
 USUAL_MEMORY = 16
-"""Requests over which the usual work of one is averaged, by its logarithm: a few long ones shall not stand for all."""
+"""Requests over which the usual work of one is averaged."""
+CROWD_MEMORY = 8
+"""Waves after which fewer requests than before are believed not to be on their way back."""
 AHEAD_S = 0.005
 """A wave is sent this long before the slowest stage can begin with it..."""
 AHEAD_PART = 0.1
@@ -74,8 +77,10 @@ class AdaptivePolicy:
         self._clock = FlightClock()
         self._flights: dict[WaveOrdinal, _Flying] = {}
         self._seen: dict[HoldKey, _Seen] = {}
-        self._usual = 0.0
-        """Logarithm of the work (us) that a request usually is; 0 before the first."""
+        self._usual: deque[Chunk] = deque(maxlen=USUAL_MEMORY)
+        """Work of the last requests, each as one chunk."""
+        self._crowd = 0.0
+        """Requests that there usually are: in lanes, ending with waves in flight, or on their way back."""
         self._held: tuple[HoldKey, float] | None = None
         """First lane of a wave that waits for a round that is open, and until when."""
         self.fell_back = 0
@@ -86,19 +91,20 @@ class AdaptivePolicy:
         self._fallback.observe(key, rows, void_bitmap, times, now)
 
     def plan(self, view: PlanView) -> Decision:
+        self._remember(view)
         if not self._model.believed(view.stages):
             decision = self._fallback.plan(view)
             self.fell_back += bool(decision.rows)
             return decision
         ahead = _ahead(view.lanes)
         costs = self._model.slowest(ahead)
-        self._remember(view, costs)
         target = self._target(view, costs, ahead)
         rows, took = _fill(view, costs, target)
         until = self._hold(view, rows, took, target, costs)
         if until is not None:
             return Decision(wait_until=until)
         self._held = None
+        self._crowd += (self._count(view) - self._crowd) / CROWD_MEMORY
         for row in rows:
             seen = self._seen[row.key]
             if not row.final:
@@ -107,18 +113,25 @@ class AdaptivePolicy:
 
     # --- how much work there is -----------------------------------------------------------------
 
-    def _remember(self, view: PlanView, costs: StageCosts) -> None:
-        """Forget what is over; learn how much work a request is."""
+    def _remember(self, view: PlanView) -> None:
+        """Forget what is over; learn how much work a request is, and how many there are."""
         known = self._flights
         self._flights = {one.ordinal: known.get(one.ordinal) or _Flying.of(one.rows) for one in view.in_flight}
         before, self._seen = self._seen, {}
+        came = False
         for lane in view.lanes:
             seen = before.get(lane.key)
             if seen is None:
-                work = costs.chunk_us(lane.start, lane.prompt_tokens - lane.start)
-                seen = _Seen(lane.start)
-                self._usual += (log(max(work, 1.0)) - self._usual) / (USUAL_MEMORY if self._usual else 1)
+                came, seen = True, _Seen(lane.start)
+                self._usual.append((lane.start, lane.prompt_tokens - lane.start))
             self._seen[lane.key] = seen
+        if came:
+            for seen in self._seen.values():
+                seen.burst = None  # it does not stand alone any more
+        self._crowd = max(self._crowd, self._count(view))
+
+    def _count(self, view: PlanView) -> int:
+        return len(view.lanes) + sum(one.finals for one in self._flights.values())
 
     # --- how long a wave should take ------------------------------------------------------------
 
@@ -134,11 +147,15 @@ class AdaptivePolicy:
         alone = max(self._alone(head, costs, view.stages), seen.cut)
         if seen.burst is not None:
             return max(alone, seen.burst)
-        total = waiting + exp(self._usual) * sum(one.finals for one in self._flights.values())
+        total = waiting + self._usual_us(costs) * max(0.0, self._crowd - len(view.lanes))
         others = total - costs.chunk_us(head.start, head.prompt_tokens - head.start)
         spread = view.stages + SLACK_WAVES
         loop = min(total / spread, max(0.0, others) / (spread - 1.0)) if spread > 1.0 else total
         return max(alone, loop)
+
+    def _usual_us(self, costs: StageCosts) -> float:
+        """Work of a request on its way back: the geometric mean, as a few long ones shall not stand for all."""
+        return exp(sum([log(max(1.0, costs.chunk_us(*chunk))) for chunk in self._usual]) / len(self._usual))
 
     def _alone(self, head: Lane, costs: StageCosts, stages: int) -> float:
         """Best time of one of its waves if nothing else were there: each cut costs c and its prefix again."""
@@ -150,23 +167,23 @@ class AdaptivePolicy:
     # --- how long it is held back ---------------------------------------------------------------
 
     def _hold(self, view: PlanView, rows: Sequence[Row], took: float, target: float, costs: StageCosts) -> float | None:
-        """Until when a wave that is still small waits; None if it goes.
+        """Until when a wave waits; None if it goes.
 
-        While the slowest stage is busy until later, waiting costs nothing. Else it is worth up to c, if a round is
-        open: that much is saved if its requests come along.
+        A full one never waits. While the slowest stage is busy until later, waiting costs nothing: one as long as it
+        should be waits while another one waits before it, one that is shorter until the stage is nearly free. That one
+        is also worth waiting for up to c if a round is open: so much is saved if its requests come along.
         """
-        small = took < SMALL * min(target, _full(view, costs)) and len(rows) == len(view.lanes)
-        if (
-            not small
-            or not view.in_flight
-            or sum(row.length for row in rows) < sum(lane.prompt_tokens - lane.start for lane in view.lanes)
-        ):
+        tokens = sum(row.length for row in rows)
+        if not view.in_flight or 2 * tokens > 2 * view.wave_tokens - view.block_tokens:
             return None
-        begins = self._begins(view, demand_of(rows))
-        send_at = begins - max(AHEAD_S, AHEAD_PART * (took + costs.c_us) / 1e6)
+        rest = sum(lane.prompt_tokens - lane.start for lane in view.lanes) - tokens
+        small = not rest and took < SMALL * target
+        own_s = (took + costs.c_us) / 1e6
+        early = max(AHEAD_S, AHEAD_PART * own_s) if small else max(AHEAD_S, own_s)
+        send_at = self._begins(view, demand_of(rows)) - early
         if view.now < send_at:
             return send_at
-        if not view.more_soon:
+        if not small or not view.more_soon:
             return None
         key = rows[0].key
         if self._held is None or self._held[0] != key:
@@ -195,11 +212,6 @@ def _ahead(lanes: Sequence[Lane]) -> Demand:
         pairs += rest * (start + rest / 2)
         prefix += start
     return Demand(0.0, tokens, pairs, prefix)
-
-
-def _full(view: PlanView, costs: StageCosts) -> float:
-    """Time of M tokens from the first lane's start on."""
-    return costs.chunk_us(view.lanes[0].start, view.wave_tokens)
 
 
 def _fill(view: PlanView, costs: StageCosts, target: float) -> tuple[tuple[Row, ...], float]:

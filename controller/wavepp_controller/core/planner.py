@@ -48,7 +48,7 @@ class WaveBudget:
             return None
         self.tokens -= end - lane.start
         self.rows -= 1
-        snapshots = tuple(place for place in lane.snapshots if place <= end)
+        snapshots = tuple(place for place in lane.snapshots if place <= end) if lane.snapshots else ()
         return Row(lane.key, lane.start, end - lane.start, end == lane.prompt_tokens, snapshots)
 
     def _end(self, lane: Lane, tokens: int) -> int:
