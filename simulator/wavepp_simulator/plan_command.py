@@ -29,12 +29,12 @@ def plan(
     concurrency: Annotated[
         int, typer.Option("--concurrency", min=1, envvar="WAVEPP_CONCURRENCY", help="Slots of a closed loop.")
     ] = 8,
-    model: Annotated[
+    lengths: Annotated[
         str,
-        typer.Option("--model", envvar="WAVEPP_MODEL_LENGTHS", help=f"Whose prompt lengths: {', '.join(LENGTHS)}."),
+        typer.Option("--lengths", envvar="WAVEPP_LENGTHS", help=f"Whose prompt lengths: {', '.join(LENGTHS)}."),
     ] = "glm",
-    tokens: Annotated[
-        int | None, typer.Option("--tokens", min=1, envvar="WAVEPP_TOKENS", help="Another prompt length.")
+    prompt_tokens: Annotated[
+        int | None, typer.Option("--prompt-tokens", min=1, envvar="WAVEPP_PROMPT_TOKENS", help="Another prompt length.")
     ] = None,
     rate: Annotated[
         float | None, typer.Option("--rate", min=1e-6, envvar="WAVEPP_RATE", help="Open loop: mean requests a second.")
@@ -80,7 +80,7 @@ def plan(
         device = Profile.from_json(profile.read_text())
         if block_tokens is not None:
             device = with_block_tokens(device, block_tokens)
-        asked = _workload(family, model, concurrency, seed, tokens, rate, trace, speed, minutes)
+        asked = _workload(family, lengths, concurrency, seed, prompt_tokens, rate, trace, speed, minutes)
         overheads = Overheads.measured(len(device.stages))
         if round_ms is not None:
             overheads = replace(overheads, round_s=round_ms / 1e3)
@@ -106,10 +106,10 @@ def plan(
 
 def _workload(
     family: str,
-    model: str,
+    lengths: str,
     concurrency: int,
     seed: int,
-    tokens: int | None,
+    prompt_tokens: int | None,
     rate: float | None,
     trace: Path | None,
     speed: float,
@@ -122,7 +122,7 @@ def _workload(
         with trace.open() as lines:
             replayed = workload.mooncake(trace.stem, lines)
         return (replayed.first(minutes * 60) if minutes is not None else replayed).faster(speed)
-    closed = workload.family(family, model, concurrency, seed, tokens)
+    closed = workload.family(family, lengths, concurrency, seed, prompt_tokens)
     if rate is None:
         return closed
     return workload.poisson(closed, rate, (minutes or 10.0) * 60).faster(speed)

@@ -241,7 +241,8 @@ def with_block_tokens(profile: Profile, block_tokens: int) -> Profile:
         )
         for stage in profile.stages
     )
-    changed = replace(profile, stages=stages, block_tokens=block_tokens)
+    least = max(profile.min_wave_tokens, block_tokens)
+    changed = replace(profile, stages=stages, block_tokens=block_tokens, min_wave_tokens=least)
     changed.check()
     return changed
 

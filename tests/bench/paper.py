@@ -1,0 +1,104 @@
+"""The paper's tables beside ours: every cell with every mode and policy, and one report (DESIGN.md section 13).
+
+Owns the command, the processes that play and what is kept between runs: a result that exists for this state of
+code and profile is not played again. In virtual time every mode pays the same round and link times. Ends 1 unless
+overlapped+adaptive beats lockstep+fixed in every cell.
+
+    scripts/bench-paper --virtual [--models glm,minimax,k3] [--jobs N] [--round-ms MS] [--out FOLDER] [--report-only]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+from tests.bench import paper_html, paper_report
+from tests.bench.paper_cells import PROFILES, Task, play, tasks
+
+OUT = Path("bench-results/paper")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _parse(arguments)
+    models = options.models.split(",")
+    folder = options.out / "virtual"
+    folder.mkdir(parents=True, exist_ok=True)
+    every = [task for task in tasks(models, options.round_ms) if task.name.startswith(options.only)]
+    if not options.report_only:
+        _play_all([task for task in every if not _known(folder, task)], folder, options.jobs)
+    found = [(task, result) for task in every if (result := _read(folder, task)) is not None]
+    results = [result for _, result in found]
+    stale = sum(result["key"] != task.key for task, result in found)
+    tables = paper_report.Tables(results)
+    notes = [f"{len(results)} of {len(every)} results are there, {stale} of them of another state of the code."]
+    (options.out / "report.md").write_text(paper_report.markdown(tables, notes))
+    (options.out / "report.html").write_text(paper_html.page(tables, notes))
+    lost = tables.lost()
+    print(f"{options.out / 'report.md'}: {len(tables.cells)} cells, {len(lost)} not won", file=sys.stderr)
+    for cell in lost:
+        print(f"  {cell}", file=sys.stderr)
+    return 1 if lost or len(results) < len(every) else 0
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--virtual", action="store_true", help="play the cells in virtual time (the only way so far)")
+    parser.add_argument("--models", default=",".join(PROFILES), help="of %(default)s")
+    parser.add_argument("--only", default="", help="cells whose name begins so, e.g. glm-suffix4k")
+    parser.add_argument("--jobs", type=int, default=2, help="processes (%(default)s)")
+    parser.add_argument("--round-ms", type=float, default=None, help="a prepare round; as measured if not given")
+    parser.add_argument("--out", type=Path, default=OUT, help="%(default)s")
+    parser.add_argument("--report-only", action="store_true", help="play nothing, write the report of what is there")
+    options = parser.parse_args(arguments)
+    if not options.virtual and not options.report_only:
+        parser.error("say --virtual")
+    unknown = set(options.models.split(",")) - PROFILES.keys()
+    if unknown:
+        parser.error(f"no model {' '.join(sorted(unknown))}; known: {' '.join(PROFILES)}")
+    return options
+
+
+def _play_all(missing: list[Task], folder: Path, jobs: int) -> None:
+    """Each result is written as soon as it is there."""
+    began = time.monotonic()
+    with ProcessPoolExecutor(jobs) as pool:
+        playing = {pool.submit(play, task): task for task in missing}
+        for done, future in enumerate(as_completed(playing), 1):
+            task = playing[future]
+            error = future.exception()
+            if error is not None:
+                print(f"{task.name}: {type(error).__name__}: {error}", file=sys.stderr)
+                continue
+            result = future.result()
+            _path(folder, task).write_text(json.dumps({"key": task.key, **result}))
+            told = f"{result['tokens_per_s']:11,.0f} tokens/s, {result['result']['work_of_bound']:.1%} of the bound"
+            print(
+                f"[{done}/{len(missing)}, {time.monotonic() - began:.0f} s] {task.name}: {told}, {result['took_s']} s",
+                file=sys.stderr,
+            )
+
+
+def _path(folder: Path, task: Task) -> Path:
+    return folder / f"{task.name}.json"
+
+
+def _read(folder: Path, task: Task) -> dict[str, Any] | None:
+    path = _path(folder, task)
+    if not path.exists():
+        return None
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def _known(folder: Path, task: Task) -> bool:
+    found = _read(folder, task)
+    return found is not None and found["key"] == task.key
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""The cells of the paper's tables, and one of them played in virtual time.
+
+Owns which cells and combinations there are, how many requests are measured, and the JSON of one result. A result
+is of one state of the code and the profile (`Task.key`): another state is another result. Called by `paper`, in
+processes of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from wavepp.profiles import load
+from wavepp_proto import workload
+from wavepp_proto.profile import Profile
+from wavepp_proto.workload import Cell, Family
+from wavepp_simulator.bounds import family_bound
+from wavepp_simulator.oracle import oracle
+from wavepp_simulator.planning import Overheads, config_of, with_block_tokens
+from wavepp_simulator.planning_load import Load, Played
+from wavepp_simulator.planning_result import summarise
+
+PROFILES = {"glm": "glm_5_2_pp4", "minimax": "minimax_m2_7_pp4", "k3": "kimi_k3_pp8"}
+COMBINATIONS = (
+    ("drain", "fixed"),
+    ("lockstep", "fixed"),
+    ("overlapped", "fixed"),
+    ("overlapped", "mpu"),
+    ("overlapped", "adaptive"),
+)
+"""(mode, policy), as the ablation adds them."""
+ORACLE = ("oracle", "fixed budgets")
+COLD_BLOCK_TOKENS = 512
+"""Blocks of cells in which nothing is reused: they cost the simulator time and change nothing."""
+LEAST_REQUESTS = 24
+MIXED_REQUESTS = 48
+TIMELINE_WAVES = 16
+"""Waves of each stage that a result keeps, the last ones."""
+SOURCES = ("proto/wavepp_proto", "controller/wavepp_controller/core", "stage_daemon/wavepp_stage/core", "simulator")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    model: str
+    cell: Cell
+    mode: str
+    policy: str
+    round_ms: float | None
+    """None: as measured, by the number of stages."""
+
+    @property
+    def name(self) -> str:
+        tokens = f"-{self.cell.tokens}" if self.cell.tokens else ""
+        how = "oracle" if self.mode == ORACLE[0] else f"{self.mode}-{self.policy}"
+        return f"{self.model}-{self.cell.family}{tokens}-c{self.cell.concurrency}-{how}"
+
+    @property
+    def key(self) -> str:
+        """Of everything that the result depends on."""
+        parts = (code(), profile_of(self.model).to_json(), json.dumps(asdict(self)))
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+    @property
+    def family(self) -> Family:
+        return workload.family(self.cell.family, self.model, self.cell.concurrency, tokens=self.cell.tokens)
+
+    @property
+    def measured(self) -> int:
+        """Requests after the warm-up round."""
+        return max(2 * self.cell.concurrency, MIXED_REQUESTS if self.cell.family == "mixed" else LEAST_REQUESTS)
+
+    @property
+    def overheads(self) -> Overheads:
+        measured = Overheads.measured(len(profile_of(self.model).stages))
+        return measured if self.round_ms is None else Overheads(self.round_ms / 1e3)
+
+
+def tasks(models: list[str], round_ms: float | None) -> list[Task]:
+    """All combinations and the oracle of every cell."""
+    return [
+        Task(model, cell, mode, policy, round_ms)
+        for model in models
+        for cell in workload.cells(model)
+        for mode, policy in (*COMBINATIONS, ORACLE)
+    ]
+
+
+def play(task: Task) -> dict[str, Any]:
+    """The result of one task, ready for JSON."""
+    profile, family = profile_of(task.model), task.family
+    bound = family_bound(profile, family)
+    began = time.perf_counter()
+    if task.mode == ORACLE[0]:
+        best = oracle(profile, family, 4 * task.measured)
+        found: dict[str, Any] = {"work_of_bound": best.fraction_of_bound, "budget": best.budget}
+    else:
+        cold = not any(family.prompt(number).reusable_tokens for number in range(4))
+        device = with_block_tokens(profile, COLD_BLOCK_TOKENS) if cold else profile
+        played = Load(device, config_of(device, task.policy, task.mode), task.overheads, 1).play(family, task.measured)
+        found = {**summarise(device, played), "timeline": _timeline(played)}
+    return {
+        "name": task.name,
+        "model": task.model,
+        "cell": task.cell._asdict(),
+        "mode": task.mode,
+        "policy": task.policy,
+        "round_ms": task.overheads.round_s * 1e3,
+        "bound": bound,
+        "tokens_per_s": found["work_of_bound"] * bound,
+        "took_s": round(time.perf_counter() - began, 2),
+        "result": found,
+    }
+
+
+def _timeline(played: Played) -> dict[str, list[list[float]]]:
+    """[start, end, tokens, rows] of the last waves of each stage; seconds before the end of what is measured."""
+    return {
+        name: [
+            [round(wave.start_s - played.end, 4), round(wave.end_s - played.end, 4), wave.tokens, len(wave.rows)]
+            for wave in ran[-TIMELINE_WAVES:]
+        ]
+        for name, ran in played.ran.items()
+    }
+
+
+@lru_cache
+def profile_of(model: str) -> Profile:
+    return load(PROFILES[model])
+
+
+@lru_cache
+def code() -> str:
+    """A digest of the code that decides what comes out."""
+    digest = hashlib.sha256()
+    files = sorted(path for folder in SOURCES for path in Path(folder).rglob("*.py"))
+    for path in [*files, Path(__file__)]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
