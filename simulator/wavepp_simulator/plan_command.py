@@ -17,6 +17,7 @@ from wavepp_proto import workload
 from wavepp_proto.errors import InvalidRequest
 from wavepp_proto.profile import Profile
 from wavepp_proto.workload import FAMILIES, LENGTHS, Family, Workload
+from wavepp_simulator.capacity import Needed, fewest
 
 
 def plan(
@@ -53,6 +54,12 @@ def plan(
     policy: Annotated[str, typer.Option("--policy", envvar="WAVEPP_POLICY", help="Planner's policy.")] = "fixed",
     mode: Annotated[str, typer.Option("--mode", envvar="WAVEPP_MODE", help="Admission mode.")] = "overlapped",
     replicas: Annotated[int, typer.Option("--replicas", min=1, envvar="WAVEPP_REPLICAS", help="Pipelines.")] = 1,
+    p95_s: Annotated[
+        float | None,
+        typer.Option(
+            "--p95-s", min=0.0, envvar="WAVEPP_P95_S", help="Find the fewest replicas, up to --replicas, that hold it."
+        ),
+    ] = None,
     block_tokens: Annotated[
         int | None,
         typer.Option(
@@ -87,21 +94,40 @@ def plan(
         config = config_of(device, policy, mode)
     except InvalidRequest as error:
         raise typer.BadParameter(error.message) from error
-    began = time.perf_counter()
-    played = Load(device, config, overheads, replicas).play(asked, requests)
-    took = time.perf_counter() - began
-    told = {
-        "profile": device.name,
-        "workload": asked.name,
-        "concurrency": asked.concurrency if isinstance(asked, Family) else None,
-        "policy": policy,
-        "mode": mode,
-        "replicas": replicas,
-        "round_ms": overheads.round_s * 1e3,
-        "took_s": round(took, 2),
-        **summarise(device, played, replicas),
-    }
+
+    def run(count: int) -> dict[str, Any]:
+        began = time.perf_counter()
+        played = Load(device, config, overheads, count).play(asked, requests)
+        return {
+            "profile": device.name,
+            "workload": asked.name,
+            "concurrency": asked.concurrency if isinstance(asked, Family) else None,
+            "policy": policy,
+            "mode": mode,
+            "replicas": count,
+            "round_ms": overheads.round_s * 1e3,
+            "took_s": round(time.perf_counter() - began, 2),
+            **summarise(device, played, count),
+        }
+
+    if p95_s is not None:
+        _tell_capacity(fewest(run, p95_s, replicas), p95_s, as_json)
+        return
+    told = run(replicas)
     typer.echo(json.dumps(told) if as_json else _words(told))
+
+
+def _tell_capacity(needed: Needed, p95_s: float, as_json: bool) -> None:
+    """Ends 1 if not even the most replicas hold the target."""
+    if as_json:
+        typer.echo(json.dumps({"p95_s": p95_s, "replicas": needed.replicas, "tried": list(needed.tried.values())}))
+    else:
+        for told in needed.tried.values():
+            typer.echo(_words(told))
+        held = f"{needed.replicas} replicas hold" if needed.replicas else "no number of replicas that was tried holds"
+        typer.echo(f"{held} a p95 completion of {p95_s:g} s")
+    if needed.replicas is None:
+        raise typer.Exit(1)
 
 
 def _workload(

@@ -1,4 +1,4 @@
-"""Planning in virtual time: hand-computed times, hashes without tokens, the oracle, shares of the bound, the command."""
+"""Planning in virtual time: hand-computed times, hashes without tokens, the oracle, shares of the bound, commands."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from wavepp_proto.profile import Profile, StageCosts, StageProfile
 from wavepp_proto.workload import Arrival, Family, Part, Prompt, Trace, Workload
 from wavepp_simulator.__main__ import command
 from wavepp_simulator.bounds import family_bound, least_s, useful_us
+from wavepp_simulator.capacity import fewest
 from wavepp_simulator.chains import Chains
 from wavepp_simulator.oracle import budgets, ideal, oracle
 from wavepp_simulator.planning import Overheads, config_of, with_block_tokens
@@ -186,6 +187,20 @@ def test_another_block_size_keeps_the_tokens_of_a_pool() -> None:
         with_block_tokens(replace(FLAT, stages=(replace(FLAT.stages[0], pool_blocks=1),) * 3), 32)
 
 
+@pytest.mark.parametrize(
+    ("needed", "most", "found"), [(1, 8, 1), (2, 8, 2), (5, 8, 5), (8, 8, 8), (9, 8, None), (3, 3, 3)]
+)
+def test_the_fewest_replicas_that_hold_are_found(needed: int, most: int, found: int | None) -> None:
+    asked: list[int] = []
+
+    def run(replicas: int) -> dict[str, Any]:
+        asked.append(replicas)
+        return {"failed": 0, "completion_s": {"p95": 10.0 * needed / replicas}}
+
+    assert fewest(run, 10.0, most).replicas == found
+    assert len(asked) == len(set(asked)) <= 6
+
+
 # --- hashes -------------------------------------------------------------------------------------
 
 
@@ -228,6 +243,18 @@ def test_a_trace_is_planned_when_the_command_is_given_one(device: str, tmp_path:
     result = json.loads(told.stdout)
     assert (result["requests"], result["failed"], result["reused_share"]) == (3, 0, pytest.approx(1 / 3, abs=1e-3))
     assert result["good_hit_rate"] == 1.0
+
+
+def test_capacity_is_told_when_a_tail_is_given(device: str, tmp_path: Path) -> None:
+    """Eight waves at once: one pipeline ends the last one after 1 s, two after 0.6 s."""
+    trace = tmp_path / "t.jsonl"
+    lines = [{"timestamp": 0, "input_length": 64, "hash_ids": [at]} for at in range(8)]
+    trace.write_text("\n".join(json.dumps(line) for line in lines))
+    asked = ("--profile", device, "--trace", str(trace), "--p95-s", "0.7")
+    told = run(*asked, "--replicas", "4", "--json")
+    assert [one["replicas"] for one in json.loads(told.stdout)["tried"]] == [1, 2]
+    assert json.loads(told.stdout)["replicas"] == 2
+    assert run(*asked, "--replicas", "1").exit_code == 1
 
 
 def test_words_name_what_was_asked(device: str) -> None:
