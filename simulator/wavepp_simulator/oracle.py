@@ -16,6 +16,7 @@ from wavepp_proto.workload import Family
 from wavepp_simulator.bounds import reusable, slowest, useful_us
 
 LEAST_BUDGET = 512
+WORSE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,11 @@ def ideal(profile: Profile, family: Family, budget: int, count: int) -> Ideal:
 
 
 def oracle(profile: Profile, family: Family, count: int) -> Ideal:
-    """The best budget."""
-    return max(
-        (ideal(profile, family, budget, count) for budget in budgets(profile)), key=lambda one: one.fraction_of_bound
-    )
+    """The best budget; smaller ones are left out once WORSE of them in a row were worse than the best."""
+    best, worse = Ideal(0, -1.0), 0
+    for budget in budgets(profile):
+        found = ideal(profile, family, budget, count)
+        best, worse = (found, 0) if found.fraction_of_bound > best.fraction_of_bound else (best, worse + 1)
+        if worse == WORSE:
+            break
+    return best

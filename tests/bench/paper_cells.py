@@ -38,6 +38,8 @@ ORACLE = ("oracle", "fixed budgets")
 COLD_BLOCK_TOKENS = 512
 """Blocks of cells in which nothing is reused: they cost the simulator time and change nothing."""
 LEAST_REQUESTS = 24
+COLD_REQUESTS = 32
+"""Of cold cells, however many ask: the pipeline is as full with one round as with two, and each has many waves."""
 MIXED_REQUESTS = 48
 TIMELINE_WAVES = 16
 """Waves of each stage that a result keeps, the last ones."""
@@ -72,6 +74,8 @@ class Task:
     @property
     def measured(self) -> int:
         """Requests after the warm-up round."""
+        if self.cell.family.endswith("cold"):
+            return COLD_REQUESTS
         return max(2 * self.cell.concurrency, MIXED_REQUESTS if self.cell.family == "mixed" else LEAST_REQUESTS)
 
     @property
@@ -81,12 +85,14 @@ class Task:
 
 
 def tasks(models: list[str], round_ms: float | None) -> list[Task]:
-    """All combinations and the oracle of every cell."""
+    """All combinations and the oracle of every cell; what is compared first comes first."""
+    first = (COMBINATIONS[-1], COMBINATIONS[1])
+    order = (*first, *(one for one in (*COMBINATIONS, ORACLE) if one not in first))
     return [
         Task(model, cell, mode, policy, round_ms)
+        for mode, policy in order
         for model in models
         for cell in workload.cells(model)
-        for mode, policy in (*COMBINATIONS, ORACLE)
     ]
 
 
@@ -96,7 +102,7 @@ def play(task: Task) -> dict[str, Any]:
     bound = family_bound(profile, family)
     began = time.perf_counter()
     if task.mode == ORACLE[0]:
-        best = oracle(profile, family, 4 * task.measured)
+        best = oracle(profile, family, task.measured)
         found: dict[str, Any] = {"work_of_bound": best.fraction_of_bound, "budget": best.budget}
     else:
         cold = not any(family.prompt(number).reusable_tokens for number in range(4))

@@ -240,7 +240,7 @@ def about(tables: Tables) -> list[str]:
         f"Every mode and policy pays the same: prepare rounds of {rounds} (measured by scripts/bench-admission on two "
         "cores; other messages take half of it), links as in the profile, hashing at 10 ns a token.",
         "The bound is the slowest stage with full waves and no idle time. Throughput is counted in work done during "
-        "max(2c, 24) requests (mixed: 48) after one warm-up round, so that a mixed cell does not depend on which "
+        "max(2c, 24) requests (mixed: 48 at least, cold: 32) after one warm-up round, so that a mixed cell does not depend on which "
         "prompts ended in that time. The oracle is the best of fixed budgets M, M/2, ... with free, instant admission.",
     ]
 
