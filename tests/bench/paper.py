@@ -17,8 +17,9 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from tests.bench import paper_html, paper_report
+from tests.bench import paper_html, paper_markdown
 from tests.bench.paper_cells import PROFILES, Task, play, tasks
+from tests.bench.paper_report import Tables, standing
 
 OUT = Path("bench-results/paper")
 
@@ -34,15 +35,15 @@ def main(arguments: list[str] | None = None) -> int:
     found = [(task, result) for task in every if (result := _read(folder, task)) is not None]
     results = [result for _, result in found]
     stale = sum(result["key"] != task.key for task, result in found)
-    tables = paper_report.Tables(results)
+    tables = Tables(results)
     notes = [f"{len(results)} of {len(every)} results are there, {stale} of them of another state of the code."]
-    (options.out / "report.md").write_text(paper_report.markdown(tables, notes))
+    (options.out / "report.md").write_text(paper_markdown.markdown(tables, notes))
     (options.out / "report.html").write_text(paper_html.page(tables, notes))
-    lost = tables.lost()
-    print(f"{options.out / 'report.md'}: {len(tables.cells)} cells, {len(lost)} not won", file=sys.stderr)
-    for cell in lost:
+    behind = tables.not_ahead()
+    print(f"{options.out / 'report.md'}: {standing(tables)}", file=sys.stderr)
+    for cell in behind:
         print(f"  {cell}", file=sys.stderr)
-    return 1 if lost or len(results) < len(every) else 0
+    return 1 if behind or len(results) < len(every) else 0
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

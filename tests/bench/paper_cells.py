@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -43,7 +44,21 @@ COLD_REQUESTS = 32
 MIXED_REQUESTS = 48
 TIMELINE_WAVES = 16
 """Waves of each stage that a result keeps, the last ones."""
-SOURCES = ("proto/wavepp_proto", "controller/wavepp_controller/core", "stage_daemon/wavepp_stage/core", "simulator")
+PLANNERS_OF = {
+    "fixed": ("plan_fixed",),
+    "mpu": ("plan_mpu", "plan_fixed"),
+    "adaptive": ("plan_adaptive", "plan_mpu", "plan_fixed"),
+}
+"""What a policy plans with; adaptive falls back."""
+PLANNERS = PLANNERS_OF["adaptive"]
+CONTROLLER = Path("controller/wavepp_controller/core")
+_PLAYED = ("agenda", "bounds", "chains", "planning", "planning_load", "planning_result", "timed_engine")
+SHARED = (
+    "proto/wavepp_proto",
+    "stage_daemon/wavepp_stage/core",
+    *(f"simulator/wavepp_simulator/{module}.py" for module in _PLAYED),
+)
+OF_ORACLES = ("proto/wavepp_proto", "simulator/wavepp_simulator/bounds.py", "simulator/wavepp_simulator/oracle.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +79,8 @@ class Task:
     @property
     def key(self) -> str:
         """Of everything that the result depends on."""
-        parts = (code(), profile_of(self.model).to_json(), json.dumps(asdict(self)))
+        counted = f"{self.measured} {COLD_BLOCK_TOKENS} {TIMELINE_WAVES}"
+        parts = (code(self.mode, self.policy), profile_of(self.model).to_json(), json.dumps(asdict(self)), counted)
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
     @property
@@ -140,10 +156,33 @@ def profile_of(model: str) -> Profile:
 
 
 @lru_cache
-def code() -> str:
-    """A digest of the code that decides what comes out."""
+def code(mode: str, policy: str) -> str:
+    """A digest of the code that decides what comes out: a policy's own files are none of the others' business."""
     digest = hashlib.sha256()
-    files = sorted(path for folder in SOURCES for path in Path(folder).rglob("*.py"))
-    for path in [*files, Path(__file__)]:
+    files = _files(OF_ORACLES) if mode == ORACLE[0] else [*_files(SHARED), *_controller(policy)]
+    for path in files:
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def _files(places: tuple[str, ...]) -> list[Path]:
+    every = (
+        path for place in places for path in ([Path(place)] if place.endswith(".py") else Path(place).glob("*.py"))
+    )
+    return sorted(every)
+
+
+def _controller(policy: str) -> list[Path]:
+    """Modules that the controller's machine imports, those of other policies' planners left out."""
+    found: set[str] = set()
+    ahead = ["machine"]
+    while ahead:
+        module = ahead.pop()
+        if module in found or (module in PLANNERS and module not in PLANNERS_OF[policy]):
+            continue
+        found.add(module)
+        text = (CONTROLLER / f"{module}.py").read_text()
+        ahead += re.findall(r"^\s*from wavepp_controller\.core\.(\w+) import", text, re.MULTILINE)
+        for names in re.findall(r"^\s*from wavepp_controller\.core import (.+)$", text, re.MULTILINE):
+            ahead += [name.strip() for name in names.split(",")]
+    return sorted(CONTROLLER / f"{module}.py" for module in found)

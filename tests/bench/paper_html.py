@@ -10,20 +10,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from tests.bench.paper_cells import ORACLE, PROFILES
-from tests.bench.paper_report import (
-    NAMES,
-    TITLES,
-    WINNER,
-    Row,
-    Tables,
-    ablation,
-    about,
-    cells,
-    columns,
-    findings,
-    rungs,
-    tails,
-)
+from tests.bench.paper_findings import ablation, findings, rungs, tails
+from tests.bench.paper_report import NAMES, TITLES, Row, Tables, about, cells, columns, standing
 
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 110rem; padding: 0 1rem; color: #1b1f24 }
@@ -31,7 +19,8 @@ table { border-collapse: collapse; margin: 1rem 0 2rem; font-variant-numeric: ta
 th, td { padding: .25rem .5rem; text-align: right; border-bottom: 1px solid #d8dee4; white-space: nowrap }
 th:first-child, td:first-child { text-align: left }
 thead th { background: #f6f8fa; position: sticky; top: 0 }
-tr.lost td { background: #ffebe9 }
+tr.behind td { background: #ffebe9 }
+tr.even td { background: #fff8c5 }
 .scroll { overflow-x: auto }
 svg { margin: .5rem 1rem 1rem 0; background: #fff }
 """
@@ -44,18 +33,17 @@ WIDTH, HEIGHT, EDGE = 360, 220, 36
 
 def page(tables: Tables, notes: Iterable[str]) -> str:
     parts = ["<h1>The paper's tables, in virtual time</h1>", *_paragraphs([*about(tables), *notes])]
-    won = sum(bool(row.wins) for row in tables.rows)
-    parts.append(f"<p><b>{WINNER}</b> beats lockstep+fixed in {won} of {len(tables.rows)} cells.</p>")
+    parts.append(f"<p><b>{escape(standing(tables))}</b></p>")
     for model in PROFILES:
         if rows := tables.of(model):
             parts += [f"<h2>{escape(TITLES[model])}</h2>", _legend(), *_drawings(rows)]
-            parts.append(_table(columns(model), [cells(row) for row in rows], [row.wins is False for row in rows]))
+            parts.append(_table(columns(model), [cells(row) for row in rows], [row.verdict for row in rows]))
     for title, (head, body) in (
         ("Ablation: geometric mean over a family's cells", ablation(tables)),
         ("The paper's rungs", rungs(tables)),
         ("Tails", tails(tables)),
     ):
-        parts += [f"<h2>{title}</h2>", _table(head, body, [False] * len(body))]
+        parts += [f"<h2>{title}</h2>", _table(head, body, [""] * len(body))]
     missed = findings(tables) or ["None."]
     parts += ["<h2>Bars that are missed</h2><ul>", *(f"<li>{escape(line)}</li>" for line in missed), "</ul>"]
     top = f'<meta charset="utf-8"><title>The paper\'s tables</title><style>{STYLE}</style>'
@@ -66,11 +54,11 @@ def _paragraphs(texts: Iterable[str]) -> list[str]:
     return [f"<p>{escape(text)}</p>" for text in texts]
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], lost: Sequence[bool]) -> str:
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], verdicts: Sequence[str]) -> str:
     top = "".join(f"<th>{escape(text)}</th>" for text in head)
     body = "".join(
-        f"<tr{' class=lost' if bad else ''}>{''.join(f'<td>{escape(text)}</td>' for text in row)}</tr>"
-        for row, bad in zip(rows, lost, strict=True)
+        f"<tr class='{verdict}'>{''.join(f'<td>{escape(text)}</td>' for text in row)}</tr>"
+        for row, verdict in zip(rows, verdicts, strict=True)
     )
     return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
