@@ -9,7 +9,8 @@ import math
 from collections.abc import Sequence
 
 from tests.bench.paper_cells import ORACLE, PROFILES
-from tests.bench.paper_report import NAMES, RIVAL, WINNER, Place, Row, Tables, number, percent, told
+from tests.bench.paper_report import EVEN, NAMES, RIVAL, WINNER, Place, Row, Tables, number, percent, told
+from tests.bench.paper_timeline import Timeline, of
 
 BAR_OF_ORACLE = 0.97
 """For 8 slots and more."""
@@ -41,6 +42,22 @@ def findings(tables: Tables) -> list[str]:
         if row.place.family == "mixed" and mine is not None and theirs is not None and mine > theirs:
             found.append(where + f"p95 completion {mine:.2f} s, fixed {theirs:.2f} s")
     return found
+
+
+def shown(tables: Tables) -> list[tuple[str, Timeline]]:
+    """(title, timeline) of both sides in every cell that is behind, or misses a bar."""
+    found: list[tuple[str, Timeline]] = []
+    for row in tables.rows:
+        others = [name for name in (RIVAL, "overlapped+mpu", "overlapped+fixed") if _behind(row, name)]
+        oracle = row.ratio(WINNER, ORACLE[0])
+        if others or (row.place.concurrency >= 8 and oracle is not None and oracle < BAR_OF_ORACLE):
+            found += [(f"{row.place}, {name}", of(row.ours[name])) for name in (WINNER, *others)]
+    return found
+
+
+def _behind(row: Row, name: str) -> bool:
+    ratio = row.ratio(WINNER, name)
+    return ratio is not None and ratio < (1 - EVEN if name == RIVAL else WORSE)
 
 
 def cause(row: Row, name: str) -> str:

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from tests.bench.paper_cells import ORACLE, PROFILES
-from tests.bench.paper_findings import ablation, findings, rungs, tails
+from tests.bench.paper_findings import ablation, findings, rungs, shown, tails
 from tests.bench.paper_report import NAMES, TITLES, Row, Tables, about, cells, columns, standing
+from tests.bench.paper_timeline import drawing
 
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 110rem; padding: 0 1rem; color: #1b1f24 }
@@ -46,6 +47,7 @@ def page(tables: Tables, notes: Iterable[str]) -> str:
         parts += [f"<h2>{title}</h2>", _table(head, body, [""] * len(body))]
     missed = findings(tables) or ["None."]
     parts += ["<h2>Bars that are missed</h2><ul>", *(f"<li>{escape(line)}</li>" for line in missed), "</ul>"]
+    parts += [drawing(title, timeline) for title, timeline in shown(tables)]
     top = f'<meta charset="utf-8"><title>The paper\'s tables</title><style>{STYLE}</style>'
     return f"<!doctype html><html lang=en><head>{top}</head><body>{''.join(parts)}</body></html>\n"
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tests.bench.paper_cells import PROFILES
-from tests.bench.paper_findings import ablation, findings, rungs, tails
+from tests.bench.paper_findings import ablation, findings, rungs, shown, tails
 from tests.bench.paper_report import TITLES, Tables, about, cells, columns, standing, table
+from tests.bench.paper_timeline import words
 
 
 def markdown(tables: Tables, notes: Iterable[str]) -> str:
@@ -27,4 +28,7 @@ def markdown(tables: Tables, notes: Iterable[str]) -> str:
             lines += [f"## {title}", "", *table(head, body), ""]
     missed = findings(tables)
     lines += ["## Bars that are missed", "", *([f"- {line}" for line in missed] or ["None."]), ""]
+    if timelines := shown(tables):
+        lines += ["### Their last waves", ""]
+        lines += [line for title, timeline in timelines for line in words(title, timeline)]
     return "\n".join(lines)
