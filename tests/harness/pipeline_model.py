@@ -59,6 +59,7 @@ class Loop:
     _round_open: bool = False
     _begun: dict[HoldKey, tuple[float, Prompt, int]] = field(default_factory=dict)
     _left: int = 0
+    _asked: set[float] = field(default_factory=set)
     _clients: list[Iterator[Prompt]] = field(default_factory=list)
 
     def run(self, clients: Sequence[Iterator[Prompt]], prompts: int) -> Loop:
@@ -130,7 +131,9 @@ class Loop:
                 assert self.flying
                 assert decision.wait_until is not None
                 assert decision.wait_until > self.now
-                self._at(decision.wait_until, lambda: None)
+                if decision.wait_until not in self._asked:
+                    self._asked.add(decision.wait_until)
+                    self._at(decision.wait_until, lambda: None)
                 return
             self._send(decision.rows)
 

@@ -20,10 +20,11 @@ from typing import NamedTuple
 
 from wavepp_controller.core.flight_clock import FlightClock
 from wavepp_controller.core.latency_model import LatencyModel, demand_of
-from wavepp_controller.core.makespan import best_waves, extra_prefix, fewest_waves, tokens_for
+from wavepp_controller.core.makespan import best_waves, fewest_waves
 from wavepp_controller.core.plan_mpu import MpuPolicy
-from wavepp_controller.core.planner import Lane, WaveBudget
+from wavepp_controller.core.planner import Lane
 from wavepp_controller.core.planning import Decision, InFlight, PlanView
+from wavepp_controller.core.time_budget import TimeBudget
 from wavepp_proto.profile import Chunk, Demand, StageCosts
 from wavepp_proto.terms import DaemonKey, HoldKey, Row, StageTimes, WaveOrdinal
 
@@ -37,6 +38,10 @@ SMALL = 0.9
 """Part of its target below which a wave may wait for company."""
 USUAL_MEMORY = 16
 """Requests over which the usual work of one is averaged."""
+LEAST_WAIT_S = 0.001
+"""Nothing waits for less: what is late moves its prediction along, and would be asked for without end."""
+AS_SLOW = 0.95
+"""Part of the slowest stage's time from which on a stage counts as slow: the first such is never left idle."""
 CROWD_MEMORY = 8
 """Waves after which fewer requests than before are believed not to be on their way back."""
 AHEAD_S = 0.005
@@ -99,7 +104,7 @@ class AdaptivePolicy:
         ahead = _ahead(view.lanes)
         costs = self._model.slowest(ahead)
         target = self._target(view, costs, ahead)
-        rows, took = _fill(view, costs, target)
+        rows, took = TimeBudget(view, costs, target).fill()
         until = self._hold(view, rows, took, target, costs)
         if until is not None:
             return Decision(wait_until=until)
@@ -181,7 +186,7 @@ class AdaptivePolicy:
         own_s = (took + costs.c_us) / 1e6
         early = max(AHEAD_S, AHEAD_PART * own_s) if small else max(AHEAD_S, own_s)
         send_at = self._begins(view, demand_of(rows)) - early
-        if view.now < send_at:
+        if view.now + LEAST_WAIT_S < send_at:
             return send_at
         if not small or not view.more_soon:
             return None
@@ -193,7 +198,7 @@ class AdaptivePolicy:
     def _begins(self, view: PlanView, demand: Demand) -> float:
         """When a wave sent now must leave so that it reaches the slowest stage just when that is free."""
         took = [self._model.stage_us(stage, demand) for stage in range(view.stages)]
-        slowest = max(range(view.stages), key=lambda stage: took[stage])
+        slowest = next(stage for stage in range(view.stages) if took[stage] >= AS_SLOW * max(took))
 
         def wave_s(stage: int, flight: InFlight) -> float:
             return self._model.stage_us(stage, self._flights[flight.ordinal].demand) / 1e6
@@ -212,57 +217,3 @@ def _ahead(lanes: Sequence[Lane]) -> Demand:
         pairs += rest * (start + rest / 2)
         prefix += start
     return Demand(0.0, tokens, pairs, prefix)
-
-
-def _fill(view: PlanView, costs: StageCosts, target: float) -> tuple[tuple[Row, ...], float]:
-    """Rows of the next wave, and its time (us) without c; the first lane always advances."""
-    budget = WaveBudget(view.wave_tokens, view.max_rows, view.block_tokens)
-    rows: list[Row] = []
-    took = 0.0
-    for lane in view.lanes:
-        if not budget.tokens or not budget.rows or took >= target:
-            break
-        most = _first(lane, view, costs, target) if not rows else _next(lane, view, costs, target, took, budget.tokens)
-        row = budget.try_add(lane, most) if most else None
-        if row is not None:
-            rows.append(row)
-            took += costs.chunk_us(row.start, row.length)
-    return tuple(rows), took
-
-
-def _first(lane: Lane, view: PlanView, costs: StageCosts, target: float) -> int:
-    """Tokens of the first row: the rest of its request in near-equal times, as many as come nearest to the target.
-
-    Full waves where those do not take longer and others fill up what the last one leaves.
-    """
-    rest = lane.prompt_tokens - lane.start
-    again = costs.g_us * lane.start
-    if rest <= view.wave_tokens or len(view.lanes) == 1:
-        least = -(-rest // view.wave_tokens)
-    elif costs.chunk_us(lane.start, view.wave_tokens) <= target:
-        return view.wave_tokens
-    else:
-        least = 1
-    work = costs.chunk_us(lane.start, rest) - again
-    pieces = max(least, round(work / (target - again))) if target > again else least
-    if pieces <= 1:
-        return min(rest, view.wave_tokens)
-    return min(view.wave_tokens, _whole_blocks(tokens_for(costs, lane.start, work / pieces + again), view.block_tokens))
-
-
-def _next(lane: Lane, view: PlanView, costs: StageCosts, target: float, took: float, room: int) -> int:
-    """Tokens of a later row: all of a request that fits better than it misses, a part where that pays; else 0."""
-    rest, left = lane.prompt_tokens - lane.start, target - took
-    if rest <= room and costs.chunk_us(lane.start, rest) - left <= left:
-        return rest
-    cut = min(room, _whole_blocks(tokens_for(costs, lane.start, left), view.block_tokens), rest - 1)
-    cut = cut // view.block_tokens * view.block_tokens
-    if cut <= 0:
-        return 0
-    saved = costs.c_us * cut / view.wave_tokens
-    return cut if saved > costs.g_us * extra_prefix(lane.start, rest, cut, view.wave_tokens) else 0
-
-
-def _whole_blocks(tokens: float, block_tokens: int) -> int:
-    """The nearest number of whole blocks, at least one."""
-    return max(1, round(min(tokens, 1e12) / block_tokens)) * block_tokens

@@ -1,0 +1,84 @@
+"""One wave filled by time instead of tokens (DESIGN.md section 7): the packing of `plan_adaptive`.
+
+Owns which lanes come in, whole or in part, so that the wave takes about a given time: in the order of the lanes, within
+M tokens, by the rules of `planner.WaveBudget`. Built for one decision and thrown away. Times are microseconds of the
+slowest stage, c apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wavepp_controller.core.makespan import extra_prefix, tokens_for
+from wavepp_controller.core.planner import Lane, WaveBudget
+from wavepp_controller.core.planning import PlanView
+from wavepp_proto.profile import StageCosts
+from wavepp_proto.terms import Row
+
+PLENTY = 1.5
+"""Full waves that a wave's target must be worth before requests are cut just to fill waves up. Below, there are not
+many more waves than stages, and a request in two waves comes back one wave later."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeBudget:
+    view: PlanView
+    costs: StageCosts
+    target: float
+    """What the wave should take; it may be more than M tokens do."""
+
+    def fill(self) -> tuple[tuple[Row, ...], float]:
+        """Rows of the wave, and its time; the first lane always advances."""
+        view, costs = self.view, self.costs
+        budget = WaveBudget(view.wave_tokens, view.max_rows, view.block_tokens)
+        rows: list[Row] = []
+        took = 0.0
+        for lane in view.lanes:
+            if not budget.tokens or not budget.rows or took >= self.target:
+                break
+            most = self._later(lane, took, budget.tokens) if rows else self._first(lane)
+            row = budget.try_add(lane, most) if most else None
+            if row is not None:
+                rows.append(row)
+                took += costs.chunk_us(row.start, row.length)
+        return tuple(rows), took
+
+    def _first(self, lane: Lane) -> int:
+        """Tokens of the first row: the rest of its request in near-equal times, as many as come nearest to the target.
+
+        Full waves where those do not take longer, and others fill up what the last one leaves.
+        """
+        wave_tokens, costs = self.view.wave_tokens, self.costs
+        rest, again = lane.prompt_tokens - lane.start, costs.g_us * lane.start
+        least = 1
+        if rest <= wave_tokens or len(self.view.lanes) == 1:
+            least = -(-rest // wave_tokens)
+        elif costs.chunk_us(lane.start, wave_tokens) <= self.target:
+            return wave_tokens
+        work, room = costs.chunk_us(lane.start, rest) - again, self.target - again
+        pieces = max(least, round(work / room)) if room > 0.0 else least
+        if pieces <= 1:
+            return min(rest, wave_tokens)
+        return min(wave_tokens, self._blocks(tokens_for(costs, lane.start, work / pieces + again)))
+
+    def _later(self, lane: Lane, took: float, room: int) -> int:
+        """Tokens of a later row: all of a request that fits better than it misses, a part where that pays; else 0."""
+        costs, rest, left = self.costs, lane.prompt_tokens - lane.start, self.target - took
+        if rest <= room and costs.chunk_us(lane.start, rest) <= 2.0 * left:
+            return rest
+        if not self._may_cut(took):
+            return 0
+        cut = min(room, self._blocks(tokens_for(costs, lane.start, left)), rest - 1)
+        cut = cut // self.view.block_tokens * self.view.block_tokens
+        saved = costs.c_us * cut / self.view.wave_tokens
+        again = costs.g_us * extra_prefix(lane.start, rest, cut, self.view.wave_tokens) if cut > 0 else 0.0
+        return cut if saved > again else 0
+
+    def _may_cut(self, took: float) -> bool:
+        full = self.costs.chunk_us(self.view.lanes[0].start, self.view.wave_tokens)
+        return self.target >= PLENTY * full or took < min(self.target, full) / 2
+
+    def _blocks(self, tokens: float) -> int:
+        """The nearest number of whole blocks, at least one, in tokens."""
+        block = self.view.block_tokens
+        return max(1, round(min(tokens, 1e12) / block)) * block
