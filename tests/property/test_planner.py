@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.harness.planning import daemon
+from wavepp_controller.core.config import ControllerConfig
+from wavepp_controller.core.latency_model import LatencyModel
 from wavepp_controller.core.planner import Lane, plan_fixed
+from wavepp_controller.core.planning import InFlight, PlanView, Policy
+from wavepp_controller.core.policies import make_policy
 from wavepp_proto.hashing import reuse_cap
-from wavepp_proto.terms import Attempt, HoldKey, RequestId, Row
+from wavepp_proto.terms import Attempt, HoldKey, RequestId, Row, StageTimes, WaveOrdinal
 
 
 @dataclass
@@ -54,16 +60,65 @@ def test_chunks_cover_every_suffix_exactly_when_waves_are_planned_to_the_end(
     """Field bugs 25 and 26: planned from the suffix, no empty chunk, whatever the hit."""
     block, wave, most_rows, requests = workload
     by_key = {work.key: work for work in requests}
-    while view := [work.lane() for work in requests if work.start < work.prompt]:
-        rows = plan_fixed(view, wave, most_rows, block)
-        assert rows == plan_fixed(view, wave, most_rows, block)  # replayable
-        assert 1 <= len(rows) <= most_rows
-        assert 0 < sum(row.length for row in rows) <= wave
-        assert rows[0].key == view[0].key  # the first lane always advances
-        assert len({row.key for row in rows}) == len(rows)
-        for row in rows:
-            assert row.start == by_key[row.key].start
-            by_key[row.key].chunks.append(row)
+    while lanes := [work.lane() for work in requests if work.start < work.prompt]:
+        rows = plan_fixed(lanes, wave, most_rows, block)
+        assert rows == plan_fixed(lanes, wave, most_rows, block)  # replayable
+        take(rows, lanes, wave, most_rows, by_key)
+    finish(requests, block)
+
+
+@given(works(), st.sampled_from(["fixed", "mpu", "adaptive"]), st.booleans(), st.integers(1, 4))
+def test_every_policy_covers_every_suffix_exactly_whatever_it_learns(
+    workload: tuple[int, int, int, list[Work]], name: str, seeded: bool, stages: int
+) -> None:
+    """Waves end in order, each after four more were planned or the planner waits; twins stay equal throughout."""
+    block, wave, most_rows, requests = workload
+    by_key = {work.key: work for work in requests}
+    twins = [planner(name, seeded, stages, block) for _ in range(2)]
+    now, ordinal, in_flight = 0.0, 0, list[InFlight]()
+    while lanes := [work.lane() for work in requests if work.start < work.prompt]:
+        seen = PlanView(now, lanes, tuple(in_flight), stages, 2 * stages, wave, block, most_rows, bool(ordinal % 3))
+        decision, again = (twin.plan(seen) for twin in twins)
+        assert decision == again
+        if decision.rows:
+            take(decision.rows, lanes, wave, most_rows, by_key)
+            ordinal += 1
+            in_flight.append(InFlight(WaveOrdinal(ordinal), decision.rows, now))
+        else:
+            assert in_flight
+            assert decision.wait_until is not None
+            assert decision.wait_until > now
+            now = decision.wait_until
+        if len(in_flight) == min(4, 2 * stages):
+            ended = in_flight.pop(0)
+            now += 0.01
+            for stage in range(stages):
+                took = StageTimes(compute_us=1_000 + 7 * sum(row.length for row in ended.rows))
+                for twin in twins:
+                    twin.observe(daemon(stage), ended.rows, 0, took, now)
+    finish(requests, block)
+
+
+def planner(name: str, seeded: bool, stages: int, block: int) -> Policy:
+    model = LatencyModel()
+    if seeded:
+        model.seed({f"{n}.0": {"c_us": 900.0, "b_us": 8.0, "a_us": 1e-3, "g_us": 0.1} for n in range(stages)})
+    return make_policy(ControllerConfig(policy=name, min_wave_tokens=3 * block), model)
+
+
+def take(rows: Sequence[Row], lanes: Sequence[Lane], wave: int, most_rows: int, by_key: dict[HoldKey, Work]) -> None:
+    """Check one wave, and note its chunks."""
+    assert 1 <= len(rows) <= most_rows
+    assert 0 < sum(row.length for row in rows) <= wave
+    assert rows[0].key == lanes[0].key  # the first lane always advances
+    assert len({row.key for row in rows}) == len(rows)
+    for row in rows:
+        assert row.start == by_key[row.key].start
+        by_key[row.key].chunks.append(row)
+
+
+def finish(requests: Sequence[Work], block: int) -> None:
+    """Check what all waves came to."""
     for work in requests:
         ends = [row.start + row.length for row in work.chunks]
         assert all(row.length > 0 for row in work.chunks)

@@ -194,7 +194,8 @@ def test_request_for_which_there_is_no_room_does_not_hold_waves_back_when_drain(
     vote(pipeline)
     assert story(pipeline) == ["wave a"]
     deadline = pipeline.machine.next_deadline()
-    assert deadline is not None and deadline > pipeline.now  # nobody is woken for a retry that may not be
+    assert deadline is not None
+    assert deadline > pipeline.now  # nobody is woken for a retry that may not be
     for stage in (0, 1):
         pipeline.daemon(stage).short.clear()
     done(pipeline, "a", "b")

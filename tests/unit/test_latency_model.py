@@ -68,14 +68,14 @@ def test_all_are_zero_when_everything_pulls_down() -> None:
 @given(st.lists(st.lists(st.floats(-3, 3), min_size=5, max_size=5), min_size=4, max_size=8))
 def test_no_direction_lowers_the_cost_at_the_solution(lines: list[list[float]]) -> None:
     """The optimality conditions: gradient zero where a coefficient is positive, not negative where it is zero."""
-    matrix = [
-        [sum(line[i] * line[j] for line in lines) + (0.1 if i == j else 0.0) for j in range(4)] for i in range(4)
-    ]
+    matrix = [[sum(line[i] * line[j] for line in lines) + (0.1 if i == j else 0.0) for j in range(4)] for i in range(4)]
     right = [sum(line[i] * line[4] for line in lines) for i in range(4)]
     found = solve_nonnegative(matrix, right)
     gradient = [sum(matrix[i][j] * found[j] for j in range(4)) - right[i] for i in range(4)]
     assert all(value >= 0.0 for value in found)
-    assert all(abs(slope) < 1e-5 if value > 1e-9 else slope > -1e-5 for slope, value in zip(gradient, found, strict=True))
+    assert all(
+        abs(slope) < 1e-5 if value > 1e-9 else slope > -1e-5 for slope, value in zip(gradient, found, strict=True)
+    )
 
 
 # --- what it learns ---------------------------------------------------------------------------------
