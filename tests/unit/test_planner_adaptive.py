@@ -1,4 +1,4 @@
-"""Policy `adaptive`: formulas by hand, decisions one by one, and whole loops against fixed budgets and exhaustive search.
+"""Policy `adaptive`: formulas by hand, single decisions, and loops against fixed budgets and exhaustive search.
 
 Made-up stages: 10 ms a wave and 10 us a token unless said otherwise, so 1,000 tokens take 10 ms. P = 4, M = 16,384.
 """
@@ -107,7 +107,8 @@ def test_extra_prefix_counts_one_more_chunk_and_how_far_later_ones_move() -> Non
 
 def test_prompt_is_cut_where_filling_and_overhead_balance_when_it_stands_alone() -> None:
     """12,800 tokens are 128 ms: sqrt(128 * 3 / 10) = 6.2 waves, so 6 of about 2,133 tokens."""
-    planner, start, waves = policy(), 0, []
+    planner, start = policy(), 0
+    waves: list[int] = []
     while start < 12_800:
         (row,) = planner.plan(view([lane("a", start, 12_800)])).rows if not waves else plan_next(planner, start, waves)
         waves.append(row.length)
