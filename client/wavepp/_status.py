@@ -22,6 +22,24 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StageCosts:
+    """What the waves of a stage were learnt to take (microseconds)."""
+
+    c_us: float
+    """Per wave."""
+    b_us: float
+    """Per new token."""
+    a_us: float
+    """Per pair of a new token and one it attends to."""
+    g_us: float
+    """Per prefix token and chunk."""
+    error: float
+    """Mean relative error of the last predictions."""
+    samples: int
+    """Reports learnt from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StageStatus:
     """One stage daemon of a pipeline."""
 
@@ -58,6 +76,8 @@ class StageStatus:
     """Since its holds were last compared; None before the first time."""
     orphans: int
     """Holds and announcements of nobody, found and released in this formation."""
+    costs: StageCosts | None
+    """What its waves were learnt to take; None before the first report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +103,8 @@ class PipelineStatus:
     daemons: tuple[StageStatus, ...]
     link: str
     policy: str
+    mode: str
+    """How admission and execution share time: overlapped, lockstep or drain."""
     last_fault: ErrorInfo | None
     """Why the last formation ended; None if none did."""
 
@@ -165,6 +187,7 @@ def _stage_from_pb(message: pb.StageStatus) -> StageStatus:
         capacity=convert.capacity_from_pb(message.capacity),
         times=convert.stage_times_from_pb(message.times),
         groups=tuple(message.groups),
+        costs=_copy(StageCosts, message.costs) if message.HasField("costs") else None,
         inventory_age_ms=message.inventory_age_ms if message.HasField("inventory_age_ms") else None,
     )
 

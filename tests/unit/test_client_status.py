@@ -28,6 +28,7 @@ MESSAGE = admin_pb2.StatusResponse(
                     pool_blocks=9,
                     capacity=common_pb2.Capacity(seq=4, free_blocks=5, evictable_blocks=6),
                     times=common_pb2.StageTimes(compute_us=11),
+                    costs=admin_pb2.StageCosts(c_us=8.5, b_us=2, error=0.25, samples=3),
                 )
             ],
         ),
@@ -49,12 +50,15 @@ def test_status_is_equal_field_by_field() -> None:
     (daemon,) = broken.daemons
     assert (daemon.key, daemon.pool_blocks) == (key, 9)
     assert (daemon.capacity, daemon.times) == (Capacity(4, 5, 6), StageTimes(compute_us=11))
+    assert daemon.costs == _status.StageCosts(c_us=8.5, b_us=2.0, a_us=0.0, g_us=0.0, error=0.25, samples=3)
     (request,) = status.requests
     assert (request.request_id, request.waiting_for, request.priority) == ("r", "capacity", -2)
     assert status.refused == (_status.RefusedMember(key=key, address="a:1", error=fault),)
 
 
-@pytest.mark.parametrize("name", ["ClusterStatus", "PipelineStatus", "RefusedMember", "RequestStatus", "StageStatus"])
+@pytest.mark.parametrize(
+    "name", ["ClusterStatus", "PipelineStatus", "RefusedMember", "RequestStatus", "StageCosts", "StageStatus"]
+)
 def test_no_field_of_the_message_is_left_out(name: str) -> None:
     message = admin_pb2.DESCRIPTOR.message_types_by_name["StatusResponse" if name == "ClusterStatus" else name]
     assert {field.name for field in fields(getattr(_status, name))} == {field.name for field in message.fields}

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from wavepp_controller.core.config import ControllerConfig
 from wavepp_controller.core.pipeline import PipelineMachine
 from wavepp_controller.core.status import (
     ControllerStatus,
@@ -31,7 +32,7 @@ def snapshot(machine: ControllerMachine, counters: Counter[str], now: float, *, 
         draining=machine.draining,
         ready=machine.ready,
         membership_frozen=machine.membership_frozen,
-        pipelines=tuple(_pipeline(pipeline, machine.config.policy, now) for pipeline in pipelines),
+        pipelines=tuple(_pipeline(pipeline, machine.config, now) for pipeline in pipelines),
         requests=tuple(
             request_status(request, pipeline.id, pipeline.serving, now)
             for pipeline in (pipelines if requests else ())
@@ -42,13 +43,14 @@ def snapshot(machine: ControllerMachine, counters: Counter[str], now: float, *, 
     )
 
 
-def _pipeline(pipeline: PipelineMachine, policy: str, now: float) -> PipelineStatus:
+def _pipeline(pipeline: PipelineMachine, config: ControllerConfig, now: float) -> PipelineStatus:
     forming, service = pipeline.forming, pipeline.service
     formation, roster = forming.present, forming.roster(now)
     facts = forming.facts
     if formation is not None:
         daemons = tuple(
-            daemon_status(daemon, pipeline.index, pipeline.serving, now) for daemon in formation.daemons.values()
+            daemon_status(daemon, pipeline.index, pipeline.latency, pipeline.serving, now)
+            for daemon in formation.daemons.values()
         )
     else:
         daemons = tuple(member_status(record) for record in roster.records.values())
@@ -62,7 +64,8 @@ def _pipeline(pipeline: PipelineMachine, policy: str, now: float) -> PipelineSta
         block_tokens=None if facts is None else facts.block_tokens,
         wave_tokens=None if formation is None else formation.wave_tokens,
         link=None if formation is None else formation.link,
-        policy=policy,
+        policy=config.policy,
+        mode=config.mode,
         waves_in_flight=0 if service is None else service.execution.ring.in_flight,
         queued_requests=len(pipeline.book.waiting),
         queued_tokens=pipeline.book.waiting_tokens,

@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 
 from wavepp_controller.core.formation import Daemon
 from wavepp_controller.core.index import ReuseIndex
+from wavepp_controller.core.latency_model import LatencyModel
 from wavepp_controller.core.request import Request
 from wavepp_controller.core.request_table import RequestState
+from wavepp_proto.profile import StageCosts
 from wavepp_proto.terms import (
     CacheGroup,
     Capacity,
@@ -61,6 +63,12 @@ class DaemonStatus:
     """Since it was last compared; None before the first time."""
     orphans: int = 0
     """Holds and announcements of nobody, found and released in this formation."""
+    costs: StageCosts | None = None
+    """What its waves were learnt to take; None before the first report."""
+    costs_error: float = 0.0
+    """Mean relative error of the last predictions."""
+    costs_samples: int = 0
+    """Reports learnt from in this life of the controller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +84,8 @@ class PipelineStatus:
     wave_tokens: int | None
     link: LinkKind | None
     policy: str
+    mode: str
+    """Admission mode."""
     waves_in_flight: int
     queued_requests: int
     queued_tokens: int
@@ -126,7 +136,8 @@ class ControllerStatus:
     counters: Mapping[str, int]
 
 
-def daemon_status(daemon: Daemon, index: ReuseIndex, serving: bool, now: float) -> DaemonStatus:
+def daemon_status(daemon: Daemon, index: ReuseIndex, latency: LatencyModel, serving: bool, now: float) -> DaemonStatus:
+    learnt = latency.stage(daemon.key)
     return replace(
         member_status(daemon.record),
         pool_blocks=daemon.pool_blocks,
@@ -145,6 +156,9 @@ def daemon_status(daemon: Daemon, index: ReuseIndex, serving: bool, now: float) 
         reconnects=daemon.streams.reconnects,
         inventory_age_ms=None if daemon.inventory_at is None else _ms(now - daemon.inventory_at),
         orphans=daemon.orphans,
+        costs=None if learnt is None else learnt.costs,
+        costs_error=0.0 if learnt is None else learnt.error,
+        costs_samples=0 if learnt is None else learnt.samples,
     )
 
 

@@ -10,6 +10,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from wavepp_controller.core import status as st
@@ -145,6 +146,7 @@ def _pipeline_to_pb(status: st.PipelineStatus) -> pb.PipelineStatus:
         link=status.link.value if status.link else "",
         model_path=status.model.path if status.model else "",
         policy=status.policy,
+        mode=status.mode,
         parked_requests=status.parked_requests,
     )
     if status.last_fault is not None:
@@ -177,6 +179,9 @@ def _daemon_to_pb(status: st.DaemonStatus) -> pb.StageStatus:
         inventory_age_ms=status.inventory_age_ms,
         orphans=status.orphans,
     )
+    if status.costs is not None:
+        costs = pb.StageCosts(**asdict(status.costs), error=status.costs_error, samples=status.costs_samples)
+        out.costs.CopyFrom(costs)
     if status.capacity is not None:
         out.capacity.CopyFrom(convert.capacity_to_pb(status.capacity))
     return out

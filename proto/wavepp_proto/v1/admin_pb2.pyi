@@ -146,6 +146,7 @@ class PipelineStatus(_message.Message):
     LAST_FAULT_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
     PARKED_REQUESTS_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
     pipeline: _builtins.str
     state: _builtins.str
     """forming, serving or broken."""
@@ -164,6 +165,8 @@ class PipelineStatus(_message.Message):
     policy: _builtins.str
     parked_requests: _builtins.int
     """Waiting behind a request that computes the same prefix."""
+    mode: _builtins.str
+    """How admission and execution share time: overlapped, lockstep or drain."""
     @_builtins.property
     def missing_stages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Stage indices without a daemon."""
@@ -195,14 +198,55 @@ class PipelineStatus(_message.Message):
         last_fault: _common_pb2.Error | None = ...,
         policy: _builtins.str = ...,
         parked_requests: _builtins.int = ...,
+        mode: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last_fault", b"last_fault"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "daemons", b"daemons", "formation", b"formation", "last_fault", b"last_fault", "link", b"link", "missing_stages", b"missing_stages", "model", b"model", "model_path", b"model_path", "parked_requests", b"parked_requests", "pipeline", b"pipeline", "policy", b"policy", "queued_requests", b"queued_requests", "running_requests", b"running_requests", "stages", b"stages", "state", b"state", "wave_tokens", b"wave_tokens", "waves_in_flight", b"waves_in_flight", "window", b"window"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "daemons", b"daemons", "formation", b"formation", "last_fault", b"last_fault", "link", b"link", "missing_stages", b"missing_stages", "mode", b"mode", "model", b"model", "model_path", b"model_path", "parked_requests", b"parked_requests", "pipeline", b"pipeline", "policy", b"policy", "queued_requests", b"queued_requests", "running_requests", b"running_requests", "stages", b"stages", "state", b"state", "wave_tokens", b"wave_tokens", "waves_in_flight", b"waves_in_flight", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PipelineStatus: _TypeAlias = PipelineStatus  # noqa: Y015
+
+@_typing.final
+class StageCosts(_message.Message):
+    """What the waves of a stage were learnt to take (microseconds): c per wave, b per new token, a per pair of a new
+    token and one it attends to, g per prefix token and chunk.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    C_US_FIELD_NUMBER: _builtins.int
+    B_US_FIELD_NUMBER: _builtins.int
+    A_US_FIELD_NUMBER: _builtins.int
+    G_US_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    c_us: _builtins.float
+    b_us: _builtins.float
+    a_us: _builtins.float
+    g_us: _builtins.float
+    error: _builtins.float
+    """Mean relative error of the last predictions."""
+    samples: _builtins.int
+    """Reports learnt from."""
+    def __init__(
+        self,
+        *,
+        c_us: _builtins.float = ...,
+        b_us: _builtins.float = ...,
+        a_us: _builtins.float = ...,
+        g_us: _builtins.float = ...,
+        error: _builtins.float = ...,
+        samples: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["a_us", b"a_us", "b_us", b"b_us", "c_us", b"c_us", "error", b"error", "g_us", b"g_us", "samples", b"samples"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StageCosts: _TypeAlias = StageCosts  # noqa: Y015
 
 @_typing.final
 class StageStatus(_message.Message):
@@ -231,6 +275,7 @@ class StageStatus(_message.Message):
     RECONNECTS_FIELD_NUMBER: _builtins.int
     INVENTORY_AGE_MS_FIELD_NUMBER: _builtins.int
     ORPHANS_FIELD_NUMBER: _builtins.int
+    COSTS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     address: _builtins.str
     engine: _builtins.str
@@ -270,6 +315,10 @@ class StageStatus(_message.Message):
     def groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Cache groups of its layers: attention, recurrent."""
 
+    @_builtins.property
+    def costs(self) -> Global___StageCosts:
+        """Absent before the first report."""
+
     def __init__(
         self,
         *,
@@ -296,10 +345,11 @@ class StageStatus(_message.Message):
         reconnects: _builtins.int = ...,
         inventory_age_ms: _builtins.int | None = ...,
         orphans: _builtins.int = ...,
+        costs: Global___StageCosts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_inventory_age_ms", b"_inventory_age_ms", "capacity", b"capacity", "inventory_age_ms", b"inventory_age_ms", "key", b"key", "times", b"times"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_inventory_age_ms", b"_inventory_age_ms", "capacity", b"capacity", "costs", b"costs", "inventory_age_ms", b"inventory_age_ms", "key", b"key", "times", b"times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_inventory_age_ms", b"_inventory_age_ms", "address", b"address", "capacity", b"capacity", "digest_age_ms", b"digest_age_ms", "digest_in_sync", b"digest_in_sync", "engine", b"engine", "first_layer", b"first_layer", "groups", b"groups", "heartbeat_age_ms", b"heartbeat_age_ms", "host_pool_blocks", b"host_pool_blocks", "incarnation", b"incarnation", "indexed_blocks", b"indexed_blocks", "inventory_age_ms", b"inventory_age_ms", "key", b"key", "last_layer", b"last_layer", "orphans", b"orphans", "pid", b"pid", "pool_blocks", b"pool_blocks", "reconnecting", b"reconnecting", "reconnects", b"reconnects", "state_slots", b"state_slots", "times", b"times", "version", b"version", "waves_done", b"waves_done"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_inventory_age_ms", b"_inventory_age_ms", "address", b"address", "capacity", b"capacity", "costs", b"costs", "digest_age_ms", b"digest_age_ms", "digest_in_sync", b"digest_in_sync", "engine", b"engine", "first_layer", b"first_layer", "groups", b"groups", "heartbeat_age_ms", b"heartbeat_age_ms", "host_pool_blocks", b"host_pool_blocks", "incarnation", b"incarnation", "indexed_blocks", b"indexed_blocks", "inventory_age_ms", b"inventory_age_ms", "key", b"key", "last_layer", b"last_layer", "orphans", b"orphans", "pid", b"pid", "pool_blocks", b"pool_blocks", "reconnecting", b"reconnecting", "reconnects", b"reconnects", "state_slots", b"state_slots", "times", b"times", "version", b"version", "waves_done", b"waves_done"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__inventory_age_ms: _TypeAlias = _typing.Literal["inventory_age_ms"]  # noqa: Y015
     _WhichOneofArgType__inventory_age_ms: _TypeAlias = _typing.Literal["_inventory_age_ms", b"_inventory_age_ms"]  # noqa: Y015

@@ -1,0 +1,53 @@
+"""Latency models in a file: read once, replaced as a whole, a calibration never written over."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wavepp_controller.core.machine import ANY_PIPELINE
+from wavepp_controller.runtime.model_file import ModelFile
+from wavepp_proto.errors import InvalidRequest
+from wavepp_proto.profile import Profile, StageCosts, StageProfile
+
+LEARNT: dict[str, Any] = {
+    "p": {"0.0": {"c_us": 1.0, "b_us": 2.0, "a_us": 0.0, "g_us": 0.0, "error": 0.1, "samples": 9}}
+}
+
+
+async def test_models_come_back_when_they_were_saved(tmp_path: Path) -> None:
+    path = tmp_path / "models.json"
+    assert ModelFile(path, dict).read() == {}
+    await ModelFile(path, lambda: LEARNT).save()
+    assert ModelFile(path, dict).read() == LEARNT
+    assert [one.name for one in tmp_path.iterdir()] == ["models.json"]
+
+
+async def test_nothing_is_written_when_nothing_was_learnt(tmp_path: Path) -> None:
+    await ModelFile(tmp_path / "models.json", lambda: {"p": {}}).save()
+    assert not list(tmp_path.iterdir())
+
+
+async def test_calibration_seeds_every_pipeline_and_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    text = Profile("made up", (StageProfile(StageCosts(1.0, 2.0), 100),)).to_json()
+    path.write_text(text)
+    file = ModelFile(path, lambda: LEARNT)
+    assert file.read() == {ANY_PIPELINE: {"0.0": {"c_us": 1.0, "b_us": 2.0, "a_us": 0.0, "g_us": 0.0}}}
+    await file.save()
+    assert path.read_text() == text
+
+
+async def test_folder_that_cannot_be_written_costs_nothing_but_a_warning(tmp_path: Path) -> None:
+    await ModelFile(tmp_path / "nowhere" / "models.json", lambda: LEARNT).save()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", json.dumps({"schema": 1}), json.dumps({"latency_models": {}})])
+def test_file_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "models.json"
+    path.write_text(text)
+    with pytest.raises(InvalidRequest):
+        ModelFile(path, dict).read()
