@@ -78,7 +78,7 @@ def _show(reply: admin_pb2.StatusResponse, as_json: bool) -> None:
         table = Table(
             "stage", "address", "engine", "layers", "blocks", "free", "evictable", "host", "states", "waves", "beat ms",
             title=f"{pipeline.pipeline}: {pipeline.state}, formation {pipeline.formation}, {pipeline.model}, "
-            f"link {pipeline.link}, {pipeline.queued_requests} queued, {pipeline.running_requests} running",
+            f"link {pipeline.link}, {pipeline.mode}+{pipeline.policy}, {pipeline.queued_requests} queued, {pipeline.running_requests} running",
         )  # fmt: skip
         for daemon in pipeline.daemons:
             table.add_row(
@@ -89,6 +89,9 @@ def _show(reply: admin_pb2.StatusResponse, as_json: bool) -> None:
                 str(daemon.waves_done), "reconnecting" if daemon.reconnecting else str(daemon.heartbeat_age_ms),
             )  # fmt: skip
         out.print(table)
+        for daemon in pipeline.daemons:
+            if daemon.HasField("costs"):
+                out.print(_costs(daemon), highlight=False)
         if pipeline.missing_stages:
             out.print(f"no daemon for stage {', '.join(map(str, pipeline.missing_stages))}")
         if pipeline.HasField("last_fault"):
@@ -97,6 +100,16 @@ def _show(reply: admin_pb2.StatusResponse, as_json: bool) -> None:
         out.print(f"refused: stage {member.key.stage} at {member.address}: {member.error.message}", highlight=False)
     for request in reply.requests:
         out.print(f"{request.request_id}: {request.state} {request.waiting_for}", highlight=False)
+
+
+def _costs(daemon: admin_pb2.StageStatus) -> str:
+    """What its waves were learnt to take."""
+    costs = daemon.costs
+    return (
+        f"stage {daemon.key.stage} takes {costs.c_us / 1e3:.2f} ms a wave, {costs.b_us:.2f} us a token, "
+        f"{costs.a_us * 1e6:.2f} us a million pairs, {costs.g_us * 1e3:.2f} us a thousand prefix tokens: "
+        f"off by {costs.error:.1%}, {costs.samples} reports"
+    )
 
 
 def _free_of(free: int, size: int) -> str:
