@@ -14,9 +14,8 @@ from wavepp_controller.runtime.model_file import ModelFile
 from wavepp_proto.errors import InvalidRequest
 from wavepp_proto.profile import Profile, StageCosts, StageProfile
 
-LEARNT: dict[str, Any] = {
-    "p": {"0.0": {"c_us": 1.0, "b_us": 2.0, "a_us": 0.0, "g_us": 0.0, "error": 0.1, "samples": 9}}
-}
+COSTS = {"c_us": 1.0, "b_us": 2.0, "a_us": 0.0, "g_us": 0.0}
+LEARNT: dict[str, Any] = {"p": {"0.0": {**COSTS, "error": 0.1, "samples": 9}}}
 
 
 async def test_models_come_back_when_they_were_saved(tmp_path: Path) -> None:

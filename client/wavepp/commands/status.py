@@ -78,7 +78,8 @@ def _show(reply: admin_pb2.StatusResponse, as_json: bool) -> None:
         table = Table(
             "stage", "address", "engine", "layers", "blocks", "free", "evictable", "host", "states", "waves", "beat ms",
             title=f"{pipeline.pipeline}: {pipeline.state}, formation {pipeline.formation}, {pipeline.model}, "
-            f"link {pipeline.link}, {pipeline.mode}+{pipeline.policy}, {pipeline.queued_requests} queued, {pipeline.running_requests} running",
+            f"link {pipeline.link}, {pipeline.mode}+{pipeline.policy}, "
+            f"{pipeline.queued_requests} queued, {pipeline.running_requests} running",
         )  # fmt: skip
         for daemon in pipeline.daemons:
             table.add_row(
