@@ -76,7 +76,7 @@ class StageStatus:
     """Since its holds were last compared; None before the first time."""
     orphans: int
     """Holds and announcements of nobody, found and released in this formation."""
-    costs: StageCosts | None
+    costs: StageCosts | None = None
     """What its waves were learnt to take; None before the first report."""
 
 
@@ -103,7 +103,7 @@ class PipelineStatus:
     daemons: tuple[StageStatus, ...]
     link: str
     policy: str
-    mode: str
+    mode: str = "overlapped"
     """How admission and execution share time: overlapped, lockstep or drain."""
     last_fault: ErrorInfo | None
     """Why the last formation ended; None if none did."""
