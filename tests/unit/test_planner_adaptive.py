@@ -188,6 +188,10 @@ def test_first_lane_always_advances_when_requests_behind_it_fit_better() -> None
         assert wave[0].key.request_id == "a"
 
 
+def test_first_lane_advances_when_its_work_is_believed_to_take_no_time() -> None:
+    assert policy(StageCosts(10_000.0)).plan(view(lanes(100, 100))).rows
+
+
 def test_equal_events_give_equal_waves() -> None:
     def run() -> list[object]:
         loop = Loop([GLM] * 4, AdaptivePolicy(LatencyModel(), 8_192, 2), noise=rough)

@@ -34,7 +34,7 @@ class TimeBudget:
         rows: list[Row] = []
         took = 0.0
         for lane in view.lanes:
-            if not budget.tokens or not budget.rows or took >= self.target:
+            if rows and (not budget.tokens or not budget.rows or took >= self.target):
                 break
             most = self._later(lane, took, budget.tokens) if rows else self._first(lane)
             row = budget.try_add(lane, most) if most else None
