@@ -60,6 +60,8 @@ class SimStage:
         self.copier = SimCopier(self, costs, Random(f"{world.shape.seed}-{record.incarnation}"))
         self.executor = SimExecutor(self, costs)
         self.engine = self._load(_shape_of(record))
+        self._outdated = False
+        """The core has another pool than the engine, which is loaded anew once the executor has stopped."""
         self.neighbours = Neighbours(self)
         self.plan: JoinPlan | None = None
         """The formation this daemon serves; None between formations."""
@@ -118,6 +120,8 @@ class SimStage:
                 case ev.DigestChanged():
                     for reader in self.readers:
                         reader.changed()
+                case ev.FormationStarted(rebuild=rebuild):
+                    self._outdated = self._outdated or rebuild
                 case ev.StartCopies(lot):
                     self.copier.start(lot)
                 case ev.SelfFenced(silent_s):
@@ -160,8 +164,8 @@ class SimStage:
             answer(JoinRefused("a later join came meanwhile", field="formation", value=plan.fence.formation))
             return
         wanted = EngineShape(plan.groups, plan.pool_blocks, plan.block_tokens, plan.host_pool_blocks, plan.state_slots)
-        if self.engine.shape != wanted:
-            self.engine = self._load(wanted)
+        if self._outdated or self.engine.shape != wanted:
+            self.engine, self._outdated = self._load(wanted), False
         following = self.neighbours.following
         if following is None:
             self._begin(plan, answer)
@@ -244,7 +248,7 @@ class SimStage:
         running = {hold.key for hold in found.holds if hold.owned_blocks}
         size = self.record.block_tokens
         orphans = [row for row in work.rows if not row.void and row.key not in running]
-        written = sum(len(row.blocks) - row.start // size for row in orphans)
+        written = 0 if self._outdated else sum(len(row.blocks) - row.start // size for row in orphans)
         if written > found.quarantined_blocks:
             what = f"{written} blocks of {work.ordinal}"
             raise Violation("I3", f"stage {self.place} wrote {what} that nobody owns, {found.quarantined_blocks} wait")
