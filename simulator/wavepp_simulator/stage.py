@@ -30,6 +30,7 @@ from wavepp_proto.terms import (
 from wavepp_simulator.copier import SimCopier
 from wavepp_simulator.engine import EngineShape, Outcome, Payload, SimEngine
 from wavepp_simulator.executor import Costs, SimExecutor
+from wavepp_simulator.fence_watch import FenceWatch
 from wavepp_simulator.ledger import Violation
 from wavepp_simulator.neighbours import Neighbours
 from wavepp_simulator.process import Process
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
     from wavepp_simulator.world import World
 
 RECONNECT_S = 0.1
-_WANTED = (ev.RoundArrived, ev.WaveArrived, ev.PrepareWave)
-_OBEYED = (ev.SendVotes, ev.WaveQueued, ev.WavePrepared)
 Answer = Callable[[JoinReply | WaveppError], None]
 
 
@@ -67,10 +66,7 @@ class SimStage:
         """The formation this daemon serves; None between formations."""
         self.reports = ReportLog(record.stages)
         """Of that formation."""
-        self._epoch = 0
-        """Of the newest controller that asked for an inventory or a join."""
-        self._heard_at = 0.0
-        """When the controller of the present formation was last heard (s)."""
+        self.fence_watch = FenceWatch(self.place)
         self.draining = False
         self.readers: list[DigestReader] = []
         self._session: Session | None = None
@@ -87,26 +83,8 @@ class SimStage:
     def post(self, event: ev.Event) -> list[ev.Action]:
         """One event for the core; raises its typed refusals. A broken invariant is a violation."""
         actions = self._perform(self.machine.handle(event))
-        if isinstance(event, ev.ControllerHeard) and self.machine.fence_deadline() is not None:
-            self._heard_at = event.now
-        elif isinstance(event, ev.InventoryAsked | ev.JoinAsked):
-            fence = event.fence if isinstance(event, ev.InventoryAsked) else event.plan.fence
-            self._epoch = max(self._epoch, fence.epoch)
-        elif isinstance(event, _WANTED) and any(isinstance(action, _OBEYED) for action in actions):
-            self._check_fence(event)
+        self.fence_watch.saw(event, actions, self.plan)
         return actions
-
-    def _check_fence(self, event: ev.RoundArrived | ev.WaveArrived | ev.PrepareWave) -> None:
-        """Whatever a controller wants is done only while it is heard, and none newer was."""
-        silent_s = self.now - self._heard_at
-        if self.plan is not None and silent_s > self.plan.silence_ms / 1e3:
-            what = f"obeyed a {type(event).__name__} {silent_s:.3f} s after it last heard its controller"
-            raise Violation("fence", f"stage {self.place} {what}")
-        if isinstance(event, ev.PrepareWave):
-            return
-        epoch = (event.round if isinstance(event, ev.RoundArrived) else event.command).fence.epoch
-        if epoch < self._epoch:
-            raise Violation("fence", f"stage {self.place} obeyed epoch {epoch} after it had heard of {self._epoch}")
 
     def owns(self, key: HoldKey) -> bool:
         return any(hold.key == key and hold.owned_blocks for hold in self.machine.inventory().holds)
