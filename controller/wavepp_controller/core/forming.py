@@ -212,7 +212,14 @@ def _check_shapes(shapes: tuple[StageShape, ...], stages: int, least_blocks: int
 
 def _check_wave_tokens(wave_tokens: int | None, block_tokens: int) -> None:
     """An operator who is there is told, where a start-up default is rounded (`align_wave_tokens`)."""
-    if wave_tokens is not None and (wave_tokens < block_tokens or wave_tokens % block_tokens):
+    if wave_tokens is None:
+        return
+    if wave_tokens > limits.MAX_WAVE_TOKENS:
+        limit = f"{block_tokens}..{limits.MAX_WAVE_TOKENS}"
+        raise InvalidRequest(
+            f"wave_tokens {wave_tokens} is not in {limit}", field="wave_tokens", value=wave_tokens, limit=limit
+        )
+    if wave_tokens < block_tokens or wave_tokens % block_tokens:
         raise InvalidRequest(
             f"{wave_tokens} is no multiple of the block size {block_tokens}",
             field="wave_tokens",
