@@ -16,6 +16,7 @@ from wavepp.commands.doctor import doctor
 from wavepp.commands.prefill import prefill
 from wavepp.commands.status import status
 from wavepp.commands.up import up
+from wavepp_proto.runtime.command_line import run_app
 
 
 def _version(wanted: bool) -> None:
@@ -68,7 +69,7 @@ def _load(point: EntryPoint) -> Callable[..., Any] | typer.Typer:
 
 
 def main() -> None:
-    build_app()()
+    run_app(build_app())
 
 
 if __name__ == "__main__":

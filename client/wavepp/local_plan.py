@@ -78,6 +78,13 @@ class LocalPlan:
             _between("host_pool_blocks", blocks, limits.MAX_POOL_BLOCKS, least=0)
         for slots in self.state_slots:
             _between("state_slots", slots, limits.MAX_STATE_SLOTS)
+        _between("block_tokens", self.block_tokens, limits.MAX_BLOCK_TOKENS)
+        _between("wave_tokens", self.wave_tokens, limits.MAX_WAVE_TOKENS, least=self.block_tokens)
+        _between("snapshot_tokens", self.snapshot_tokens, limits.MAX_PROMPT_TOKENS, least=0)
+        if self.share_tokens is not None:
+            _between("share_tokens", self.share_tokens, limits.MAX_PROMPT_TOKENS, least=0)
+        if self.headroom_blocks is not None:
+            _between("headroom_blocks", self.headroom_blocks, min(self.pool_blocks) - 1, least=0)
         _check_bands(self.layers)
         if self.link is not None:
             link_kind(self.link)

@@ -88,6 +88,13 @@ def test_doctor_removes_the_caches_and_nothing_else_when_asked_to(tmp_path: Path
         pytest.param(("prefill", "--no-such"), {}, 2, "No such option", id="no option"),
         pytest.param(("stage", "--stage", "0"), {}, 2, "--stages", id="missing option"),
         pytest.param(
+            ("controller", "--share-tokens", "x"), {}, 2, "(field=share_tokens, value=x)", id="text for a number"
+        ),
+        pytest.param(
+            ("controller",), {"WAVEPP_INVENTORY_MS": "soon"}, 2, "(field=inventory_ms, value=soon)",
+            id="text for a number in the environment",
+        ),
+        pytest.param(
             ("status",), {"WAVEPP_CONTROLLER": "127.0.0.1:1"}, 1, "CONTROLLER_UNAVAILABLE", id="no controller"
         ),
         pytest.param(("status", "--controller", "nonsense"), {}, 1, "INVALID_REQUEST", id="no address"),
@@ -115,7 +122,8 @@ def test_a_mistake_is_one_line_and_an_exit_status(
     finished = wavepp(tmp_path, *arguments, environment=environment)
     assert finished.returncode == status, finished.stderr
     assert said in finished.stderr
-    assert "Traceback" not in finished.stderr
+    lines = [line for line in finished.stderr.splitlines() if not line.startswith("port 7411 is taken")]
+    assert [line.partition(":")[0] for line in lines] == ["error"]
     assert finished.stdout == ""
 
 
@@ -134,6 +142,12 @@ UP = ("up", "--model", "emulated", "--engine", "emulated", "--stages", "2", "--l
         (("--host-pool-blocks", "9,8,7"), "host_pool_blocks has 3 values for 2 stages"),
         (("--host-pool-blocks", "x"), "host_pool_blocks must be numbers with commas between, got 'x'"),
         (("--state-slots", "0"), "(field=state_slots, limit=1..1048576, value=0)"),
+        (("--headroom-blocks", "-1"), "(field=headroom_blocks, limit=0..1023, value=-1)"),
+        (("--headroom-blocks", "9", "--pool-blocks", "9,20"), "(field=headroom_blocks, limit=0..8, value=9)"),
+        (("--snapshot-tokens", "-1"), "(field=snapshot_tokens, limit=0..4194304, value=-1)"),
+        (("--share-tokens", "9999999"), "(field=share_tokens, limit=0..4194304, value=9999999)"),
+        (("--wave-tokens", "63"), "(field=wave_tokens, limit=64..16777216, value=63)"),
+        (("--block-tokens", "0"), "(field=block_tokens, limit=1..1024, value=0)"),
         (("--layers", "0:2"), "layers has 1 values for 2 stages"),
         (("--layers", "0:2,x:4"), "layers must be first:last, got 'x:4'"),
         (("--layers", "0:2,3:4"), "band 3:4 must begin at layer 2"),

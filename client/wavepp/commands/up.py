@@ -242,7 +242,9 @@ def _numbers(field: str, text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise InvalidRequest(f"{field} must be numbers with commas between, got {text!r}", field=field) from None
+        raise InvalidRequest(
+            f"{field} must be numbers with commas between, got {text!r}", field=field, value=text, limit="N,N..."
+        ) from None
 
 
 def _free_default() -> str:
