@@ -565,7 +565,8 @@ class MemberRecord:
     pid: int = 0
     version: str = ""
     state_slots: int = 0
-    """Slots of the recurrent group (working states and snapshots); 0 where the band has no recurrent layer."""
+    """Slots of the recurrent group (working states and snapshots), for any band with recurrent layers; 0 where the
+    model has none."""
 
 
 class LinkKind(Enum):
