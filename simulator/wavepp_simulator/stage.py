@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from wavepp_proto.errors import JoinRefused, WaveppError
 from wavepp_proto.terms import (
+    CacheGroup,
     ErrorInfo,
     Fence,
     Heartbeat,
@@ -270,5 +271,5 @@ class SimStage:
 
 
 def _shape_of(record: MemberRecord) -> EngineShape:
-    pools = (record.pool_blocks, record.block_tokens, record.host_pool_blocks, record.state_slots)
-    return EngineShape(record.groups, *pools)
+    slots = record.state_slots if CacheGroup.RECURRENT in record.groups else 0
+    return EngineShape(record.groups, record.pool_blocks, record.block_tokens, record.host_pool_blocks, slots)
