@@ -223,7 +223,7 @@ class PipelineMachine:
 
     def lose(self, daemon: Daemon, why: str, now: float, *, hold: bool = True) -> None:
         """With `hold`, the incarnation is left out of formations until it must be alive."""
-        self.forming.lost(daemon.key, daemon.record.incarnation, now, hold=hold)
+        self.forming.lost(daemon.key, daemon.record.incarnation, now, hold=hold, tell=not hold)
         self._out.count("stages_lost")
         self.end_formation(causes.stage_lost(daemon, why), now)
 
