@@ -174,8 +174,8 @@ def test_a_cluster_that_cannot_be_is_refused_before_anything_starts(
 
 
 def test_prompts_nested_too_deeply_are_one_line_of_error(tmp_path: Path) -> None:
-    file = tmp_path / "prompts"
-    file.write_text("a prompt\n" + '{"text":' * 200_000 + "\n")
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"text": "a prompt"}\n' + '{"text":' * 200_000 + "\n")
     finished = CliRunner().invoke(build_app(), ["prefill", "--file", str(file)])
     assert (finished.exit_code, finished.stderr) == (2, "error: line 2 is not a JSON object with text or token_ids\n")
 

@@ -44,12 +44,20 @@ def test_a_cluster_serves_the_other_commands_and_ctrl_c_leaves_nothing(tmp_path:
         (tmp_path / "prompts.jsonl").write_text(lines)
         one = wavepp(tmp_path, "prefill", "--tokens", "1,2,3", "--json")
         many = wavepp(tmp_path, "prefill", "--file", str(tmp_path / "prompts.jsonl"), "--json")
-        piped = wavepp(tmp_path, "prefill", "-", "--json", "--controller", facts["controller"], stdin=lines)
+        again = wavepp(
+            tmp_path,
+            "prefill",
+            "--file",
+            str(tmp_path / "prompts.jsonl"),
+            "--json",
+            "--controller",
+            facts["controller"],
+        )
         wanted = [expected_first_token(prompt, VOCABULARY) for prompt in prompts]
-        for finished, tokens in ((one, wanted[:1]), (many, wanted), (piped, wanted)):
+        for finished, tokens in ((one, wanted[:1]), (many, wanted), (again, wanted)):
             assert finished.returncode == 0, finished.stderr
             assert [answer["first_token"] for answer in json_lines(finished)] == tokens
-        assert [answer["cached_tokens"] for answer in json_lines(piped)] == [0, 96, 32]
+        assert [answer["cached_tokens"] for answer in json_lines(again)] == [0, 96, 32]
 
         bad = wavepp(tmp_path, "prefill", "--tokens", f"1,{VOCABULARY}", "--json")
         assert bad.returncode == 1
