@@ -130,6 +130,18 @@ def test_a_mistake_is_one_line_and_an_exit_status(
 UP = ("up", "--model", "emulated", "--engine", "emulated", "--stages", "2", "--listen", "127.0.0.1:0")
 
 
+@pytest.fixture
+def no_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing may be started, and no channel opened."""
+
+    def refused(*_: object) -> None:
+        raise AssertionError("a process was started or a channel opened")
+
+    monkeypatch.setattr("wavepp.local_cluster.EtcdServer.start", refused)
+    monkeypatch.setattr("grpc.aio.insecure_channel", refused)
+    monkeypatch.setattr("grpc.aio.secure_channel", refused)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -160,17 +172,57 @@ UP = ("up", "--model", "emulated", "--engine", "emulated", "--stages", "2", "--l
     ],
 )
 def test_a_cluster_that_cannot_be_is_refused_before_anything_starts(
-    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], said: str
+    no_connections: None, arguments: tuple[str, ...], said: str
 ) -> None:
-    async def started(*_: object) -> None:
-        raise AssertionError("a process was started")
-
-    monkeypatch.setattr("wavepp.local_cluster.EtcdServer.start", started)
     finished = CliRunner().invoke(build_app(), [*UP, *arguments])
     assert (finished.exit_code, type(finished.exception)) == (1, SystemExit)
     assert finished.stderr.startswith("error: INVALID_REQUEST: ")
     assert said in finished.stderr
     assert finished.stdout == ""
+
+
+_CONNECTING = {
+    "prefill": ("prefill", "--tokens", "1", "--controller", "127.0.0.1:1"),
+    "status": ("status", "--controller", "127.0.0.1:1"),
+    "up": UP,
+}
+
+
+@pytest.mark.parametrize("by_environment", [False, True], ids=["option", "twin"])
+@pytest.mark.parametrize("option", ["--tls-cert", "--tls-key", "--tls-server-name"])
+@pytest.mark.parametrize("name", sorted(_CONNECTING))
+def test_tls_without_a_ca_is_refused_before_anything_is_sent(
+    no_connections: None, name: str, option: str, by_environment: bool
+) -> None:
+    twin = {"WAVEPP_" + option.removeprefix("--").replace("-", "_").upper(): "/nowhere"}
+    arguments = [*_CONNECTING[name], *([] if by_environment else [option, "/nowhere"])]
+    finished = CliRunner().invoke(build_app(), arguments, env=twin if by_environment else {})
+    field = option.removeprefix("--").replace("-", "_")
+    assert finished.exit_code == 1
+    assert finished.stderr == (
+        f"error: INVALID_REQUEST: {option} needs --tls-ca: without it the connection would be plain text "
+        f"(field={field}, value=/nowhere)\n"
+    )
+
+
+@pytest.mark.parametrize("name", sorted(_CONNECTING))
+def test_a_ca_that_cannot_be_read_is_named_before_anything_is_sent(no_connections: None, name: str) -> None:
+    finished = CliRunner().invoke(build_app(), [*_CONNECTING[name], "--tls-ca", "/nowhere"])
+    assert finished.exit_code == 1
+    assert finished.stderr == (
+        "error: INVALID_REQUEST: tls_ca: cannot read /nowhere: No such file or directory "
+        "(field=tls_ca, value=/nowhere)\n"
+    )
+
+
+def test_a_cluster_with_a_ca_alone_is_refused_before_anything_starts(no_connections: None, tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("a certificate")
+    finished = CliRunner().invoke(build_app(), [*UP, "--tls-ca", str(tmp_path / "ca.pem")])
+    assert finished.exit_code == 1
+    assert finished.stderr == (
+        "error: INVALID_REQUEST: --tls-ca needs --tls-cert and --tls-key: every process here is a server too "
+        "(field=tls_cert)\n"
+    )
 
 
 def test_prompts_nested_too_deeply_are_one_line_of_error(tmp_path: Path) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from wavepp import AsyncClient, Sampling, errors
+from wavepp import AsyncClient, Client, ClientSecurity, Sampling, errors
 from wavepp.testing import FakeController
 from wavepp_proto import limits
 
@@ -165,3 +166,27 @@ def test_client_setting_is_refused_by_name(settings: dict[str, Any], field: str)
     with pytest.raises(errors.InvalidRequest) as caught:
         AsyncClient(**settings)
     assert caught.value.fields["field"] == field
+
+
+@pytest.mark.parametrize(
+    ("tls", "said", "fields"),
+    [
+        (ClientSecurity(cert=Path("c")), "tls.cert needs tls.ca", {"field": "tls_cert", "value": "c"}),
+        (ClientSecurity(key=Path("k")), "tls.key needs tls.ca", {"field": "tls_key", "value": "k"}),
+        (
+            ClientSecurity(cert=Path("c"), key=Path("k")),
+            "tls.cert needs tls.ca",
+            {"field": "tls_cert", "value": "c"},
+        ),
+        (ClientSecurity(server_name="n"), "tls.server_name needs tls.ca", {"field": "tls_server_name", "value": "n"}),
+    ],
+    ids=["cert", "key", "pair", "server name"],
+)
+@pytest.mark.parametrize("client", [AsyncClient, Client])
+def test_client_is_refused_when_tls_would_be_plain_text(
+    client: type[AsyncClient | Client], tls: ClientSecurity, said: str, fields: dict[str, str]
+) -> None:
+    with pytest.raises(errors.InvalidRequest) as caught:
+        client("127.0.0.1:1", tls=tls)
+    assert caught.value.message == f"{said}: without it the connection would be plain text"
+    assert caught.value.fields == fields

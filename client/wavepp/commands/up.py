@@ -121,6 +121,9 @@ def up(
             timeout_s=timeout_s, tls={name: str(value) for name, value in names.items() if value},
         )  # fmt: skip
         client = security(tls_ca, tls_cert, tls_key, tls_server_name)
+        if tls_ca is not None and tls_cert is None:
+            message = "--tls-ca needs --tls-cert and --tls-key: every process here is a server too"
+            raise InvalidRequest(message, field="tls_cert")
         if trace_file is not None:
             check_writable("trace_file", trace_file.parent)
             if trace_file.is_dir():
