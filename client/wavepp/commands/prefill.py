@@ -178,16 +178,27 @@ def _print(outcomes: list[PrefillOutcome], as_json: bool) -> None:
         if outcome.result is None:
             continue
         result = outcome.result
-        limit = "" if result.limiting_stage is None else f"stage {result.limiting_stage}"
         table.add_row(
-            str(outcome.index), str(result.prompt_tokens), str(result.cached_tokens), str(result.endpoint), limit,
-            f"{result.timings.admission_ms:.2f}", f"{result.timings.prefill_ms:.1f}", escape(_token(result)),
+            str(outcome.index), str(result.prompt_tokens), str(result.cached_tokens), str(result.endpoint),
+            _limits(result), f"{result.timings.admission_ms:.2f}", f"{result.timings.prefill_ms:.1f}", escape(_token(result)),
         )  # fmt: skip
     if table.row_count:
         Console().print(table)
     for outcome in outcomes:
         if outcome.error is not None:
             typer.echo(f"prompt {outcome.index}: {explain(outcome.error)}", err=True)
+
+
+def _limits(result: PrefillResult) -> str:
+    """What kept reuse short, and what waiting for another request's prefix cost and won."""
+    found = []
+    if result.limiting_stage is not None:
+        found.append(f"stage {result.limiting_stage} (another held {result.best_stage_hit})")
+    if result.lost_to_snapshots:
+        found.append(f"no snapshot ({result.endpoint + result.lost_to_snapshots} held)")
+    if result.shared_tokens or result.timings.sharing_wait_ms:
+        found.append(f"waited {result.timings.sharing_wait_ms:.0f} ms, saved {result.shared_tokens}")
+    return "; ".join(found)
 
 
 def _token(result: PrefillResult) -> str:
