@@ -180,7 +180,8 @@ def _print(outcomes: list[PrefillOutcome], as_json: bool) -> None:
         result = outcome.result
         table.add_row(
             str(outcome.index), str(result.prompt_tokens), str(result.cached_tokens), str(result.endpoint),
-            _limits(result), f"{result.timings.admission_ms:.2f}", f"{result.timings.prefill_ms:.1f}", escape(_token(result)),
+            _limits(result), f"{result.timings.admission_ms:.2f}", f"{result.timings.prefill_ms:.1f}",
+            escape(_token(result)),
         )  # fmt: skip
     if table.row_count:
         Console().print(table)
