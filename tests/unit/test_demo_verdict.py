@@ -27,7 +27,8 @@ def result(**changes: Any) -> PrefillResult:
     fields: dict[str, Any] = {
         "request_id": "r", "pipeline": "p", "first_token": 1, "prompt_tokens": 100, "cached_tokens": 64,
         "endpoint": 64, "candidate": 64, "limiting_stage": StageIndex(1), "best_stage_hit": 96, "rounds": 1,
-        "attempt": 1, "waves": 1, "timings": TIMINGS, "elapsed_ms": 60.0, "logits_bytes": LOGITS.tobytes(), "trace_id": "0" * 32,
+        "attempt": 1, "waves": 1, "timings": TIMINGS,
+        "elapsed_ms": 60.0, "logits_bytes": LOGITS.tobytes(), "trace_id": "0" * 32,
     }  # fmt: skip
     return PrefillResult(**(fields | changes))
 
