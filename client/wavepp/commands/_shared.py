@@ -56,11 +56,21 @@ def console() -> Console:
 
 def explain(error: WaveppError) -> str:
     """One line for a person, with what to do where the error alone does not say."""
-    from wavepp_proto.errors import ControllerUnavailable
+    from wavepp_proto.errors import ControllerUnavailable, DeadlineExpired
     from wavepp_proto.runtime.process import describe
 
-    hint = "; start a cluster with `wavepp up`, or name its controller with --controller"
-    return describe(error) + (hint if isinstance(error, ControllerUnavailable) else "")
+    said = describe(error)
+    if isinstance(error, ControllerUnavailable):
+        said += "; start a cluster with `wavepp up`, or name its controller with --controller"
+    state = error.fields.get("state", "")
+    if isinstance(error, DeadlineExpired) and state:
+        said = said.replace(f" was {state} when ", f" was {state_in_words(state)} when ")
+    return said
+
+
+def state_in_words(state: str) -> str:
+    """A request's state as a person would say it; `hinted` names what the controller did, not what is awaited."""
+    return "waiting for its turn" if state == "hinted" else state
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

@@ -65,7 +65,8 @@ def _show(reply: admin_pb2.StatusResponse, as_json: bool) -> None:
         typer.echo(json.dumps(as_dict(reply)))
         return
     from rich.console import Console
-    from rich.table import Table
+
+    from wavepp.commands import _status_tables as tables
 
     out = Console(markup=False)
     out.print(
@@ -75,33 +76,15 @@ def _show(reply: admin_pb2.StatusResponse, as_json: bool) -> None:
         highlight=False,
     )
     for pipeline in reply.pipelines:
-        table = Table(
-            "stage", "address", "engine", "layers", "blocks", "free", "evictable", "host", "states", "waves", "beat ms",
-            title=f"{pipeline.pipeline}: {pipeline.state}, formation {pipeline.formation}, {pipeline.model}, "
-            f"link {pipeline.link}, {pipeline.queued_requests} queued, {pipeline.running_requests} running",
-        )  # fmt: skip
-        for daemon in pipeline.daemons:
-            table.add_row(
-                str(daemon.key.stage), daemon.address, daemon.engine, f"{daemon.first_layer}:{daemon.last_layer}",
-                str(daemon.pool_blocks), str(daemon.capacity.free_blocks), str(daemon.capacity.evictable_blocks),
-                _free_of(daemon.capacity.host_free_blocks, daemon.host_pool_blocks),
-                _free_of(daemon.capacity.recurrent_free, daemon.state_slots),
-                str(daemon.waves_done), "reconnecting" if daemon.reconnecting else str(daemon.heartbeat_age_ms),
-            )  # fmt: skip
-        out.print(table)
+        out.print(tables.stages(pipeline))
         if pipeline.missing_stages:
             out.print(f"no daemon for stage {', '.join(map(str, pipeline.missing_stages))}")
         if pipeline.HasField("last_fault"):
             out.print(f"last fault: {pipeline.last_fault.reason}: {pipeline.last_fault.message}", highlight=False)
     for member in reply.refused:
         out.print(f"refused: stage {member.key.stage} at {member.address}: {member.error.message}", highlight=False)
-    for request in reply.requests:
-        out.print(f"{request.request_id}: {request.state} {request.waiting_for}", highlight=False)
-
-
-def _free_of(free: int, size: int) -> str:
-    """Of a pool that some stages do not have."""
-    return f"{free}/{size}" if size else "-"
+    if reply.requests:
+        out.print(tables.requests(list(reply.requests)))
 
 
 def as_dict(reply: admin_pb2.StatusResponse) -> dict[str, Any]:
