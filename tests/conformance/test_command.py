@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from tests.harness.command import json_lines, wavepp
 from wavepp.__main__ import build_app
 from wavepp.commands.up import RESTART_WINDOW_S, RESTARTS_PER_STAGE, Restarts
+from wavepp.local_plan import PRESET_FORM
 from wavepp_proto import __version__
 
 COMMANDS = {"up", "prefill", "status", "doctor", "controller", "stage"}
@@ -127,6 +128,7 @@ def test_a_mistake_is_one_line_and_an_exit_status(
     assert finished.stdout == ""
 
 
+NO_PRESETS = ("emulated:", "emulated:layers", "emulated:layers=2,", "emulated:=2")
 UP = ("up", "--model", "emulated", "--engine", "emulated", "--stages", "2", "--listen", "127.0.0.1:0")
 
 
@@ -155,7 +157,25 @@ def no_connections(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--host-pool-blocks", "x"), "host_pool_blocks must be numbers with commas between, got 'x'"),
         (("--state-slots", "0"), "(field=state_slots, limit=1..1048576, value=0)"),
         (("--headroom-blocks", "-1"), "(field=headroom_blocks, limit=0..1023, value=-1)"),
-        (("--headroom-blocks", "9", "--pool-blocks", "9,20"), "(field=headroom_blocks, limit=0..8, value=9)"),
+        (
+            ("--headroom-blocks", "9", "--pool-blocks", "9,20"),
+            "--headroom-blocks 9 must be less than the smallest pool has (9 blocks) "
+            "(field=headroom_blocks, limit=0..8, value=9)",
+        ),
+        (("--headroom-blocks", "10", "--pool-blocks", "20,9"), "(field=headroom_blocks, limit=0..8, value=10)"),
+        (("--timeout-s", "0"), "--timeout-s must be over 0 seconds, got 0 (field=timeout_s, limit=>0, value=0.0)"),
+        (("--timeout-s", "-1"), "--timeout-s must be over 0 seconds, got -1"),
+        (("--timeout-s", "nan"), "--timeout-s must be over 0 seconds, got nan"),
+        (("--threads", "0"), "--threads must be at least 1, got 0 (field=threads, limit=1, value=0)"),
+        (("--threads", "-2"), "--threads must be at least 1, got -2"),
+        (("--trace-sample", "1.5"), "--trace-sample is a share of requests from 0 to 1, got 1.5"),
+        (("--trace-sample", "-0.1"), "(field=trace_sample, limit=0..1, value=-0.1)"),
+        (("--trace-sample", "nan"), "--trace-sample is a share of requests from 0 to 1, got nan"),
+        *((("--model", model), f"'{model}' is no emulated model: {PRESET_FORM}") for model in NO_PRESETS),
+        (
+            ("--model", "emulated", "--engine", "torch"),
+            f"no model folder 'emulated'; without a model: {PRESET_FORM} (field=model, value=emulated)",
+        ),
         (("--snapshot-tokens", "-1"), "(field=snapshot_tokens, limit=0..4194304, value=-1)"),
         (("--share-tokens", "9999999"), "(field=share_tokens, limit=0..4194304, value=9999999)"),
         (("--wave-tokens", "63"), "(field=wave_tokens, limit=64..16777216, value=63)"),
