@@ -116,6 +116,7 @@ class AsyncClient:
 
         Checks everything that can be checked here at once; sends when the first event is asked for.
         """
+        _request.check_names("prefill", options, RequestOptions)
         text = prompt if isinstance(prompt, str) else None
         if text == "":
             raise EmptyPrompt("the prompt has no text", field="prompt", value=0, limit=1)
@@ -132,6 +133,7 @@ class AsyncClient:
         A prompt's error is the `error` of its outcome and stops no other. `deadline` counts for each
         from the moment it is begun. Leaving the iteration early cancels what is under way.
         """
+        _request.check_names("prefill_many", options, SharedOptions)
         if concurrency < 1:
             message = f"concurrency must be at least 1, got {concurrency}"
             raise InvalidRequest(message, field="concurrency", value=concurrency, limit=1)

@@ -85,6 +85,7 @@ def test_doctor_removes_the_caches_and_nothing_else_when_asked_to(tmp_path: Path
     [
         pytest.param(("prefill",), {}, 2, "no prompt", id="no prompt"),
         pytest.param(("prefill", "--tokens", "1,x"), {}, 2, "--tokens must be numbers", id="no tokens"),
+        pytest.param(("prefill", "--tokens", "1,,2"), {}, 2, "commas between, got '1,,2'", id="a token left out"),
         pytest.param(("prefill", "--file", "/nowhere"), {}, 2, "cannot read /nowhere", id="no file"),
         pytest.param(("prefill", "--no-such"), {}, 2, "No such option", id="no option"),
         pytest.param(("stage", "--stage", "0"), {}, 2, "--stages", id="missing option"),

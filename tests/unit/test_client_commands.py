@@ -96,6 +96,17 @@ def test_json_says_why_reuse_was_less() -> None:
     assert found["timings"]["sharing_wait_ms"] == 9.6
 
 
+def test_text_prompt_is_told_the_options_when_there_is_no_tokenizer() -> None:
+    with FakeController.sync() as controller:
+        finished = CliRunner().invoke(build_app(), ["prefill", "text", "--controller", controller.address])
+    assert finished.exit_code == 1
+    assert finished.stderr == (
+        "prompt 0: error: TOKENIZER_UNAVAILABLE: the controller names no model folder for pipeline default: "
+        "give --tokenizer PATH of a copy of the model's folder, or give --tokens 1,2,3 "
+        "(field=tokenizer, pipeline=default)\n"
+    )
+
+
 # --- status --------------------------------------------------------------------------------------
 
 KEY = common_pb2.DaemonKey(pipeline="p", stage=1)

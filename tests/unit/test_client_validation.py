@@ -119,6 +119,7 @@ async def test_prompt_is_refused_when_longer_than_the_wire_allows(controller: Fa
         ({"pipeline": ""}, "pipeline", None),
         ({"request_id": "x" * 129}, "request_id", "128"),
         ({"request_id": ""}, "request_id", None),
+        ({"sampling": {"temperature": 0.5}}, "sampling", None),
         ({"sampling": Sampling(temperature=-0.1)}, "temperature", "0"),
         ({"sampling": Sampling(temperature=float("nan"))}, "temperature", None),
         ({"sampling": Sampling(top_logprobs=65)}, "top_logprobs", "64"),
@@ -139,10 +140,27 @@ async def test_option_is_refused_by_name_before_anything_is_tokenized_or_sent(
     assert controller.describe_calls == 0
 
 
-async def test_unknown_option_is_a_type_error(controller: FakeController) -> None:
+KNOWN = "and sampling=wavepp.Sampling(...), which takes temperature, seed, top_logprobs, full_logits"
+
+
+async def test_unknown_option_is_a_type_error_that_names_the_known_ones(controller: FakeController) -> None:
+    one: dict[str, Any] = {"temperature": 0.5, "deadline": 3, "top_k": 1}
     async with AsyncClient(controller.address) as client:
-        with pytest.raises(TypeError, match="deadlin"):
-            await client.prefill([1], deadlin=3)  # type: ignore[call-arg]
+        with pytest.raises(TypeError) as by_prefill:
+            await client.prefill([1], **one)
+        with pytest.raises(TypeError) as by_stream:
+            client.stream([1], **one)
+        with pytest.raises(TypeError) as by_many:
+            client.prefill_many([[1]], request_id="mine")  # type: ignore[call-arg]
+    assert str(by_prefill.value) == str(by_stream.value)
+    assert str(by_stream.value) == (
+        "prefill() has no option 'temperature', 'top_k'; it has adapter, cache_salt, deadline, pipeline, priority, "
+        f"request_id {KNOWN}"
+    )
+    assert str(by_many.value) == (
+        f"prefill_many() has no option 'request_id'; it has adapter, cache_salt, deadline, pipeline, priority {KNOWN}"
+    )
+    assert controller.requests == []
 
 
 async def test_concurrency_is_refused_when_it_allows_nothing(controller: FakeController) -> None:

@@ -56,12 +56,15 @@ def console() -> Console:
 
 def explain(error: WaveppError) -> str:
     """One line for a person, with what to do where the error alone does not say."""
-    from wavepp_proto.errors import ControllerUnavailable, DeadlineExpired
+    from wavepp._tokenizer import GIVE_PATH, SEND_IDS
+    from wavepp_proto.errors import ControllerUnavailable, DeadlineExpired, TokenizerUnavailable
     from wavepp_proto.runtime.process import describe
 
     said = describe(error)
     if isinstance(error, ControllerUnavailable):
         said += "; start a cluster with `wavepp up`, or name its controller with --controller"
+    if isinstance(error, TokenizerUnavailable):
+        said = said.replace(GIVE_PATH, "give --tokenizer PATH").replace(SEND_IDS, "give --tokens 1,2,3")
     state = error.fields.get("state", "")
     if isinstance(error, DeadlineExpired) and state:
         said = said.replace(f" was {state} when ", f" was {state_in_words(state)} when ")

@@ -111,7 +111,7 @@ def _read(prompts: list[str], file: Path | None, tokens: str | None) -> list[str
 
 def _ids(text: str) -> list[int]:
     try:
-        return [int(part) for part in text.split(",") if part.strip()]
+        return [int(part) for part in text.split(",")]
     except ValueError:
         typer.echo(f"error: --tokens must be numbers with commas between, got {text!r}", err=True)
         raise typer.Exit(2) from None
