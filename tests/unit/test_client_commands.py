@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from wavepp.__main__ import build_app
@@ -163,6 +164,17 @@ def test_status_has_a_line_for_every_stage_when_one_is_missing() -> None:
     table = tables.stages(_pipeline("broken", missing_stages=[0]))
     assert list(table.columns[0].cells) == ["0", "1"]
     assert list(table.columns[-1].cells) == ["missing", "-"]
+
+
+def test_status_cuts_no_figure_when_the_terminal_is_narrow() -> None:
+    out = io.StringIO()
+    far = admin_pb2.StageStatus()
+    far.CopyFrom(DAEMON)
+    far.address = "127.127.127.127:65535"
+    Console(file=out, width=80).print(tables.stages(_pipeline("serving", far)))
+    lines = [[cell.strip() for cell in line.split("│")] for line in out.getvalue().splitlines() if line[:1] == "│"]
+    assert "".join(cells[2] for cells in lines) == far.address
+    assert "".join(cells[5] for cells in lines) == "10+30/100"
 
 
 @pytest.mark.parametrize(("link", "said"), [("", ""), ("gloo", ", link gloo")])

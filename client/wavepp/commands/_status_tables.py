@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 NONE = "-"
 STAGE_COLUMNS = (
-    "stage", "address", "engine", "layers", "blocks\nheld+cached/total", "host\nused/total",
-    "states\nheld+cached/total", "waves", "beat ms",
+    "stage", "address", "engine", "layers", "blocks\nheld+cached\n/total", "host\nused\n/total",
+    "states\nheld+cached\n/total", "waves", "beat ms",
 )  # fmt: skip
 EXPLAINED = "held: in use by a request; cached: reusable, held by nobody, given up when room is needed"
 REQUEST_COLUMNS = ("request", "pipeline", "state", "prompt", "endpoint", "computed", "age ms")
@@ -29,6 +29,8 @@ def stages(pipeline: pb.PipelineStatus) -> Table:
     from rich.table import Table
 
     table = Table(*STAGE_COLUMNS, title=title(pipeline), caption=EXPLAINED)
+    for column in table.columns:
+        column.overflow = "fold"  # a narrow terminal wraps an address, it must not cut it
     rows = [(daemon.key.stage, stage_row(pipeline, daemon)) for daemon in pipeline.daemons]
     present = {stage for stage, _ in rows}
     rows += [(stage, missing_row(stage)) for stage in pipeline.missing_stages if stage not in present]
