@@ -122,11 +122,15 @@ class Cluster:
         return pipeline.formation if pipeline.state == "serving" else 0
 
     async def serving(self, formation: int = 1) -> None:
-        """Until the pipeline serves in at least the given formation."""
+        """Until the pipeline serves in at least the given formation, and every stage's first digest has come: until then
+        hints count it as empty."""
 
         def ready() -> bool:
             status = self.controller.machine.status()
-            return any(p.state == "serving" and p.formation >= formation for p in status.pipelines)
+            return any(
+                p.state == "serving" and p.formation >= formation and all(d.digest_in_sync for d in p.daemons)
+                for p in status.pipelines
+            )
 
         await eventually(ready, about="the pipeline to serve")
 

@@ -203,11 +203,14 @@ class Processes:
         return status.pipelines[0] if status.pipelines else None
 
     async def serving(self, formation: int) -> admin_pb2.PipelineStatus:
-        """Until the pipeline serves in `formation` or a later one."""
+        """Until the pipeline serves in `formation` or a later one, and every stage's first digest has come: until then
+        hints count it as empty."""
 
         async def ready() -> admin_pb2.PipelineStatus | None:
             found = await self.pipeline()
-            return found if found is not None and found.state == "serving" and found.formation >= formation else None
+            if found is None or found.state != "serving" or found.formation < formation:
+                return None
+            return found if all(stage.digest_in_sync for stage in found.daemons) else None
 
         return await eventually(ready, within=60, about=f"formation {formation} to serve")
 
