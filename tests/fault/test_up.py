@@ -13,7 +13,8 @@ import pytest
 
 from tests.harness.command import Up, json_lines, wavepp
 from tests.harness.eventually import eventually_sync
-from tests.harness.processes import QUICK, VOCABULARY, free_port, random_prompt
+from tests.harness.ports import free_port
+from tests.harness.processes import QUICK, VOCABULARY, random_prompt
 from wavepp_proto.runtime.timeline import check_timeline
 from wavepp_stage.engine.emulated import expected_first_token
 

@@ -13,7 +13,6 @@ import json
 import os
 import random
 import signal
-import socket
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -24,6 +23,7 @@ from typing import Any, Self
 import grpc.aio
 
 from tests.harness.eventually import eventually
+from tests.harness.ports import free_port
 from tests.harness.proxy import Proxy
 from wavepp import Admitted, AsyncClient, ClientSecurity, PrefillResult, RetryPolicy, WaveppError
 from wavepp.local_cluster import Child, LocalCluster, LocalPlan
@@ -260,12 +260,6 @@ class Processes:
         async with asyncio.timeout(30):
             await asyncio.gather(*(run.admitted.wait() for run in runs))
         return runs
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port
 
 
 def record_figure(name: str, value: float) -> None:
