@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from wavepp_proto.errors import WaveppError
     from wavepp_proto.runtime.channels import ClientSecurity
     from wavepp_proto.runtime.tracing import TraceSettings
-    from wavepp_proto.terms import Admitted, Finished, Progress, Queued, Sampling
+    from wavepp_proto.terms import Admitted, Finished, Progress, Queued, Sampling, Timings
 
 __all__ = [
     "Admitted",
@@ -41,6 +41,7 @@ __all__ = [
     "RequestOptions",
     "RetryPolicy",
     "Sampling",
+    "Timings",
     "TraceSettings",
     "WaveppError",
     "errors",
@@ -62,6 +63,7 @@ _HOME = {
     "RequestOptions": "wavepp._types",
     "RetryPolicy": "wavepp._retry",
     "Sampling": "wavepp_proto.terms",
+    "Timings": "wavepp_proto.terms",
     "TraceSettings": "wavepp_proto.runtime.tracing",
     "WaveppError": "wavepp_proto.errors",
 }

@@ -20,6 +20,7 @@ from wavepp.commands.prefill import prefill
 from wavepp.commands.profile import app as profile
 from wavepp.commands.status import status
 from wavepp.commands.up import up
+from wavepp_proto.runtime.command_line import run_app
 
 
 def _version(wanted: bool) -> None:
@@ -73,7 +74,7 @@ def _load(point: EntryPoint) -> Callable[..., Any] | typer.Typer:
 
 
 def main() -> None:
-    build_app()()
+    run_app(build_app())
 
 
 if __name__ == "__main__":

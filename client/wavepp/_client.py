@@ -16,6 +16,7 @@ from wavepp._many import in_completion_order
 from wavepp._paths import default_address
 from wavepp._prompt import pack
 from wavepp._retry import Retrier, RetryPolicy
+from wavepp._security import check_tls
 from wavepp._status import ClusterStatus
 from wavepp._stream import PrefillStream, Shared
 from wavepp._tokenizer import Tokenizers
@@ -64,7 +65,7 @@ class AsyncClient:
     ) -> None:
         """
         `address`: host:port of the controller; None takes WAVEPP_CONTROLLER, else the cluster that `wavepp up` runs
-        here, else 127.0.0.1:7411. `tls`: PEM files; None = plain text.
+        here, else 127.0.0.1:7411. `tls`: PEM files, a CA at least; None = plain text.
         `tokenizer`: model folder, tokenizer.json or object for text prompts; None asks the controller for its folder.
         `deadline`: seconds a request may take unless it says otherwise.
         `grace`: seconds past its deadline until the client stops waiting for the controller to end a request.
@@ -72,7 +73,7 @@ class AsyncClient:
         A Tracer stays the caller's to close.
         """
         self._address = address or default_address()
-        self._security = tls or PLAIN_CLIENT
+        self._security = check_tls(tls or PLAIN_CLIENT)
         self._deadline = _request.check_seconds("deadline", deadline)
         self._grace = _request.check_seconds("grace", grace)
         self._host = parse_address(self._address)
@@ -115,6 +116,7 @@ class AsyncClient:
 
         Checks everything that can be checked here at once; sends when the first event is asked for.
         """
+        _request.check_names("prefill", options, RequestOptions)
         text = prompt if isinstance(prompt, str) else None
         if text == "":
             raise EmptyPrompt("the prompt has no text", field="prompt", value=0, limit=1)
@@ -131,6 +133,7 @@ class AsyncClient:
         A prompt's error is the `error` of its outcome and stops no other. `deadline` counts for each
         from the moment it is begun. Leaving the iteration early cancels what is under way.
         """
+        _request.check_names("prefill_many", options, SharedOptions)
         if concurrency < 1:
             message = f"concurrency must be at least 1, got {concurrency}"
             raise InvalidRequest(message, field="concurrency", value=concurrency, limit=1)

@@ -66,6 +66,8 @@ class Answer:
     limiting_stage: StageIndex | None = None
     best_stage_hit: int | None = None
     """None: the same as the candidate."""
+    lost_to_snapshots: int = 0
+    shared_tokens: int = 0
     rounds: int = 1
     progress: tuple[int, ...] = ()
     """Computed tokens of the Progress events between Admitted and Finished."""

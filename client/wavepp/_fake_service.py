@@ -184,7 +184,8 @@ class _PrefillService(prefill_pb2_grpc.PrefillServicer):
                 return [Queued(request_id, PipelineId(known), position=len(self.live) - 1)]
             case Step.ADMITTED:
                 endpoint, stage = answer.cached_tokens, answer.limiting_stage
-                return [Admitted(request_id, ATTEMPT, endpoint, candidate, stage, best, answer.rounds)]
+                lost, shared = answer.lost_to_snapshots, answer.shared_tokens
+                return [Admitted(request_id, ATTEMPT, endpoint, candidate, stage, best, answer.rounds, lost, shared)]
             case Step.FINISHED:
                 return [
                     *(Progress(request_id, tokens, request.prompt_tokens) for tokens in answer.progress),

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 import uuid
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import fields, replace
 
+from wavepp._types import RequestOptions, SharedOptions
 from wavepp_proto import convert, limits
 from wavepp_proto.errors import InvalidRequest
 from wavepp_proto.terms import PipelineId, PrefillRequest, RequestId, Sampling
@@ -36,6 +38,10 @@ def checked(
     for field, text in (("cache_salt", cache_salt), ("adapter", adapter), ("request_id", request_id or "")):
         if not isinstance(text, str):
             raise InvalidRequest(f"{field} must be text, got {text!r}", field=field, value=repr(text))
+    given: object = sampling  # annotations bind nobody who calls
+    if not isinstance(given, Sampling):
+        message = f"sampling must be wavepp.Sampling(...), got {sampling!r}"
+        raise InvalidRequest(message, field="sampling", value=repr(sampling))
     for field, number in (("priority", priority), ("sampling.seed", sampling.seed)):
         if not isinstance(number, int):
             raise InvalidRequest(f"{field} must be an integer, got {number!r}", field=field, value=repr(number))
@@ -51,6 +57,17 @@ def checked(
     )
     convert.check_request(request)
     return request
+
+
+def check_names(call: str, given: Iterable[str], options: type[SharedOptions | RequestOptions]) -> None:
+    """Raise TypeError, as Python does for a keyword that nobody knows, but with those that `call` knows."""
+    known = set(options.__annotations__)
+    unknown = ", ".join(repr(name) for name in given if name not in known)
+    if unknown:
+        others = ", ".join(sorted(known - {"sampling"}))
+        choosing = ", ".join(field.name for field in fields(Sampling))
+        sampling = f"sampling=wavepp.Sampling(...), which takes {choosing}"
+        raise TypeError(f"{call}() has no option {unknown}; it has {others} and {sampling}")
 
 
 def with_tokens(request: PrefillRequest, token_ids: bytes) -> PrefillRequest:

@@ -123,6 +123,8 @@ class PrefillStream:
             candidate=admitted.candidate,
             limiting_stage=admitted.limiting_stage,
             best_stage_hit=admitted.best_stage_hit,
+            lost_to_snapshots=admitted.lost_to_snapshots,
+            shared_tokens=admitted.shared_tokens,
             rounds=admitted.rounds,
             attempt=finished.attempt,
             waves=finished.waves,

@@ -11,7 +11,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from wavepp._types import Description, Tokenizer
 from wavepp_proto.errors import TokenizerUnavailable
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     import tokenizers
 
 FILE = "tokenizer.json"
+GIVE_PATH: Final = "give tokenizer=PATH"
+SEND_IDS: Final = "send token ids"
+"""What errors advise; the commands say the same in their own words."""
 
 
 class Tokenizers:
@@ -51,12 +54,12 @@ def load(path: Path) -> Tokenizer:
     """The tokenizer in the folder or file `path`. Blocking: reads and parses megabytes."""
     file = path / FILE if path.is_dir() else path
     if not file.is_file():
-        message = f"there is no {FILE} at {path}: give tokenizer=PATH of a model folder or of its {FILE}"
+        message = f"there is no {FILE} at {path}: {GIVE_PATH} of a model folder or of its {FILE}, or {SEND_IDS}"
         raise TokenizerUnavailable(message, field="tokenizer", value=str(path))
     try:
         from tokenizers import Tokenizer as Backend
     except ImportError as error:
-        message = "text prompts need the package tokenizers: pip install 'wavepp[text]', or send token ids"
+        message = f"text prompts need the package tokenizers: pip install 'wavepp[text]', or {SEND_IDS}"
         raise TokenizerUnavailable(message, field="tokenizer", value=str(path)) from error
     try:
         return FileTokenizer(Backend.from_file(str(file)))
@@ -89,7 +92,7 @@ class FileTokenizer:
 
 
 def _named_folder(description: Description) -> Path:
-    remedy = "give tokenizer=PATH of a copy of the model's folder, or send token ids"
+    remedy = f"{GIVE_PATH} of a copy of the model's folder, or {SEND_IDS}"
     if not description.model_path:
         message = f"the controller names no model folder for pipeline {description.pipeline}: {remedy}"
         raise TokenizerUnavailable(message, field="tokenizer", pipeline=description.pipeline)

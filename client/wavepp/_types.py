@@ -40,6 +40,10 @@ class PrefillResult:
     """Stage whose own hit set the endpoint; None when every stage could reuse the same."""
     best_stage_hit: int
     """Longest prefix that any one stage could have reused (tokens)."""
+    lost_to_snapshots: int = 0
+    """Tokens beyond `endpoint` that every stage's blocks held, but no recurrent snapshot let it use."""
+    shared_tokens: int = 0
+    """Tokens of `endpoint` won by waiting behind another request with the same prefix."""
     rounds: int
     """Prepare rounds until all stages agreed."""
     attempt: int

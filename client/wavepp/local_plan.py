@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from wavepp_proto import limits
 from wavepp_proto.errors import InvalidRequest
 from wavepp_proto.runtime.logs import check_level
 from wavepp_proto.runtime.options import link_kind
+
+PRESET_FORM: Final = "write emulated:key=value,... such as emulated:layers=32,vocabulary=32000,window=65536"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +64,7 @@ class LocalPlan:
     """--tls-ca, --tls-cert, --tls-key, --tls-server-name by name without dashes."""
 
     def __post_init__(self) -> None:
-        if self.engine == "torch" and not Path(self.model).is_dir():
-            raise InvalidRequest(f"no model folder {self.model!r}", field="model", value=self.model)
+        _check_model(self.engine, self.model)
         _between("stages", self.stages, limits.MAX_STAGES)
         each = {"pool_blocks": 1, "host_pool_blocks": 1, "state_slots": 1, "layers": 0}
         for name, least in each.items():
@@ -78,6 +80,16 @@ class LocalPlan:
             _between("host_pool_blocks", blocks, limits.MAX_POOL_BLOCKS, least=0)
         for slots in self.state_slots:
             _between("state_slots", slots, limits.MAX_STATE_SLOTS)
+        _between("block_tokens", self.block_tokens, limits.MAX_BLOCK_TOKENS)
+        _between("wave_tokens", self.wave_tokens, limits.MAX_WAVE_TOKENS, least=self.block_tokens)
+        _between("snapshot_tokens", self.snapshot_tokens, limits.MAX_PROMPT_TOKENS, least=0)
+        if self.share_tokens is not None:
+            _between("share_tokens", self.share_tokens, limits.MAX_PROMPT_TOKENS, least=0)
+        if self.headroom_blocks is not None:
+            _check_headroom(self.headroom_blocks, min(self.pool_blocks))
+        _at_least_one_thread(self.threads)
+        _check_share(self.trace_sample)
+        _check_timeout(self.timeout_s)
         _check_bands(self.layers)
         if self.link is not None:
             link_kind(self.link)
@@ -88,6 +100,48 @@ def _between(field: str, value: int, most: int, least: int = 1) -> None:
     if not least <= value <= most:
         limit = f"{least}..{most}"
         raise InvalidRequest(f"{field} {value} is not in {limit}", field=field, value=value, limit=limit)
+
+
+def _check_model(engine: str, model: str) -> None:
+    """A folder for torch, a preset in the right form for emulated; what is in them, the stages find out."""
+    if engine == "torch" and not Path(model).is_dir():
+        hint = f"; without a model: {PRESET_FORM}" if model.startswith("emulated") else ""
+        raise InvalidRequest(f"no model folder {model!r}{hint}", field="model", value=model)
+    _, colon, settings = model.partition(":")
+    if engine == "emulated" and colon and not all(_is_setting(part) for part in settings.split(",")):
+        raise InvalidRequest(f"{model!r} is no emulated model: {PRESET_FORM}", field="model", value=model)
+
+
+def _is_setting(text: str) -> bool:
+    key, _, value = text.partition("=")
+    return bool(key and value)
+
+
+def _check_headroom(blocks: int, smallest_pool: int) -> None:
+    if not 0 <= blocks < smallest_pool:
+        limit = f"0..{smallest_pool - 1}"
+        raise InvalidRequest(
+            f"--headroom-blocks {blocks} must be less than the smallest pool has ({smallest_pool} blocks)",
+            field="headroom_blocks", value=blocks, limit=limit,
+        )  # fmt: skip
+
+
+def _at_least_one_thread(threads: int | None) -> None:
+    if threads is not None and threads < 1:
+        raise InvalidRequest(f"--threads must be at least 1, got {threads}", field="threads", value=threads, limit=1)
+
+
+def _check_share(sample: float) -> None:
+    if not 0 <= sample <= 1:  # NaN is not either
+        message = f"--trace-sample is a share of requests from 0 to 1, got {sample:g}"
+        raise InvalidRequest(message, field="trace_sample", value=sample, limit="0..1")
+
+
+def _check_timeout(seconds: float) -> None:
+    if not seconds > 0:
+        raise InvalidRequest(
+            f"--timeout-s must be over 0 seconds, got {seconds:g}", field="timeout_s", value=seconds, limit=">0"
+        )
 
 
 def _check_bands(layers: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from wavepp_proto.runtime import options as opt
+from wavepp_proto.runtime.command_line import run_app
 
 
 def command(
@@ -114,7 +115,9 @@ def command(
 
 
 def main() -> None:
-    typer.run(command)
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(command)
+    run_app(app)
 
 
 if __name__ == "__main__":

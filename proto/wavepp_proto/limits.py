@@ -44,6 +44,8 @@ MAX_STAGES: Final = 64
 MAX_POOL_BLOCKS: Final = 1 << 30
 """Blocks of one stage's pool: block numbers stay within 32 bits."""
 MAX_TOMBSTONES: Final = 4096
+MAX_WAVE_TOKENS: Final = 1 << 24
+"""Tokens of one wave: what a stage makes room for when it loads."""
 MAX_STATE_SLOTS: Final = 1 << 20
 """Slots of one stage's recurrent group: working states and snapshots."""
 MAX_PRIORITY: Final = 9

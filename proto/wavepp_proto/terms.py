@@ -117,6 +117,8 @@ class PrefillRequest:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
+    """The controller took the request; it is admitted once its turn comes."""
+
     request_id: RequestId
     pipeline: PipelineId
     position: int
@@ -125,6 +127,8 @@ class Queued:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
+    """Every stage holds the request's reused prefix and room for the rest; nothing of it is computed yet."""
+
     request_id: RequestId
     attempt: Attempt
     endpoint: int
@@ -144,6 +148,8 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
+    """The last stage has computed more of the prompt."""
+
     request_id: RequestId
     computed_tokens: int
     """Tokens of the prompt whose cache is complete on the last stage (reused ones included)."""
@@ -176,6 +182,8 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
+    """The outcome of a request that succeeded: its first token, and what it took."""
+
     request_id: RequestId
     attempt: Attempt
     first_token: int
@@ -565,7 +573,8 @@ class MemberRecord:
     pid: int = 0
     version: str = ""
     state_slots: int = 0
-    """Slots of the recurrent group (working states and snapshots); 0 where the band has no recurrent layer."""
+    """Slots of the recurrent group (working states and snapshots), for any band with recurrent layers; 0 where the
+    model has none."""
 
 
 class LinkKind(Enum):

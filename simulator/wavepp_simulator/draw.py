@@ -151,6 +151,7 @@ def _fault(rng: Random, options: dict[str, str], requests: int, kind: str) -> li
         "count": rng.randint(1, 3),
         "chance": rng.choice((0.02, 0.2)),
         "ms": rng.choice((10, 300, 2000)),
+        "blocks": rng.randint(4, 40),
     }
     acts = [Act(at, first.format(**words))]
     if then:
@@ -184,6 +185,7 @@ _FAULTS: dict[str, tuple[str, str]] = {
     "lossy": ("{strike} {message_wire} chance={chance}", "{strike} {message_wire} 0"),
     "partition": ("partition {silent_wire}", "heal {silent_wire}"),
     "etcd": ("etcd stops", "etcd answers"),
+    "reform": ("reform stage {place} blocks={blocks}", ""),
     "copy": ("copies fail on stage {place}", ""),
     "repeats": ("duplicate {message_wire} {count}", ""),
     "swaps": ("reorder {message_wire} {count}", ""),

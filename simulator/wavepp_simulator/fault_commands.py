@@ -67,6 +67,12 @@ def orphan(world: World, words: list[str], options: dict[str, str]) -> None:
     mishaps.plant_hold(world, int(place), name)
 
 
+def reform(world: World, words: list[str], options: dict[str, str]) -> None:
+    """reform stage 1 blocks=12"""
+    _, place = words
+    mishaps.reform(world, int(place), int(options["blocks"]))
+
+
 def process(verb: str, world: World, words: list[str], options: dict[str, str]) -> None:
     """crash | restart | pause | resume | cut | drain, of stage N or of the controller; cut link N, to the next."""
     match words:
@@ -108,6 +114,7 @@ FAULTS: dict[str, Command] = {
     "heal": heal,
     "orphan": orphan,
     "partition": partition,
+    "reform": reform,
     "slow": slow,
     **{kind.value: partial(strike, kind) for kind in Strike},
     **{verb: partial(process, verb) for verb in _STAGE},

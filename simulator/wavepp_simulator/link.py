@@ -48,6 +48,9 @@ class SimLink:
         """A stream has ended: nothing is sent until the streams are open again."""
         self._closed = False
         self._reopening = False
+        """Nothing is sent before the daemon has answered on new streams."""
+        self._reported = WaveOrdinal(0)
+        """What the core had heard when it asked for them."""
 
     @property
     def place(self) -> int:

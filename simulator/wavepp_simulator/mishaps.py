@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from wavepp_controller.core.events import ReformAsked, StageShape
 from wavepp_proto import limits
 from wavepp_proto.hashing import HASH_BYTES
-from wavepp_proto.terms import Attempt, HoldKey, RequestId
+from wavepp_proto.terms import Attempt, HoldKey, PipelineId, RequestId
 from wavepp_simulator.wire_faults import Strike
 from wavepp_stage.core.block_hashes import BlockHashes
 
@@ -138,6 +139,15 @@ def resume_controller(world: World) -> None:
     _note(world, "the controller goes on")
     for controller in (*world.deposed, world.controller):
         controller.process.resume()
+
+
+def reform(world: World, place: int, pool_blocks: int) -> None:
+    """An operator gives a stage another pool: its pipeline forms again, and that stage's cache is gone."""
+    _note(world, f"stage {place} is to have {pool_blocks} blocks")
+    controller = world.controller
+    shapes = (StageShape(place, pool_blocks=pool_blocks),)
+    asked = ReformAsked(PipelineId("p"), shapes, None, None, controller.now)
+    controller.process.run(lambda: controller.post(asked))
 
 
 def stop_etcd(world: World) -> None:

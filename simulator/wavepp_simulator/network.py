@@ -140,7 +140,7 @@ class Wire:
         if not self.open:
             return
         network = self._network
-        if network.holds(self.name, lambda: self.send(deliver, background=background, faulty=faulty)):
+        if network.holds(self.name, lambda: self.send(deliver, background=background)):
             return
         strike = network.faults.strike(self.name) if faulty else None
         if strike is Strike.DROP:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from wavepp_proto.errors import JoinRefused, WaveppError
 from wavepp_proto.terms import (
+    CacheGroup,
     ErrorInfo,
     Fence,
     Heartbeat,
@@ -30,6 +31,7 @@ from wavepp_proto.terms import (
 from wavepp_simulator.copier import SimCopier
 from wavepp_simulator.engine import EngineShape, Outcome, Payload, SimEngine
 from wavepp_simulator.executor import Costs, SimExecutor
+from wavepp_simulator.fence_watch import FenceWatch
 from wavepp_simulator.ledger import Violation
 from wavepp_simulator.neighbours import Neighbours
 from wavepp_simulator.process import Process
@@ -43,8 +45,6 @@ if TYPE_CHECKING:
     from wavepp_simulator.world import World
 
 RECONNECT_S = 0.1
-_WANTED = (ev.RoundArrived, ev.WaveArrived, ev.PrepareWave)
-_OBEYED = (ev.SendVotes, ev.WaveQueued, ev.WavePrepared)
 Answer = Callable[[JoinReply | WaveppError], None]
 
 
@@ -60,15 +60,14 @@ class SimStage:
         self.copier = SimCopier(self, costs, Random(f"{world.shape.seed}-{record.incarnation}"))
         self.executor = SimExecutor(self, costs)
         self.engine = self._load(_shape_of(record))
+        self._outdated = False
+        """The core has another pool than the engine, which is loaded anew once the executor has stopped."""
         self.neighbours = Neighbours(self)
         self.plan: JoinPlan | None = None
         """The formation this daemon serves; None between formations."""
         self.reports = ReportLog(record.stages)
         """Of that formation."""
-        self._epoch = 0
-        """Of the newest controller that asked for an inventory or a join."""
-        self._heard_at = 0.0
-        """When the controller of the present formation was last heard (s)."""
+        self.fence_watch = FenceWatch(self.place)
         self.draining = False
         self.readers: list[DigestReader] = []
         self._session: Session | None = None
@@ -85,26 +84,8 @@ class SimStage:
     def post(self, event: ev.Event) -> list[ev.Action]:
         """One event for the core; raises its typed refusals. A broken invariant is a violation."""
         actions = self._perform(self.machine.handle(event))
-        if isinstance(event, ev.ControllerHeard) and self.machine.fence_deadline() is not None:
-            self._heard_at = event.now
-        elif isinstance(event, ev.InventoryAsked | ev.JoinAsked):
-            fence = event.fence if isinstance(event, ev.InventoryAsked) else event.plan.fence
-            self._epoch = max(self._epoch, fence.epoch)
-        elif isinstance(event, _WANTED) and any(isinstance(action, _OBEYED) for action in actions):
-            self._check_fence(event)
+        self.fence_watch.saw(event, actions, self.plan)
         return actions
-
-    def _check_fence(self, event: ev.RoundArrived | ev.WaveArrived | ev.PrepareWave) -> None:
-        """Whatever a controller wants is done only while it is heard, and none newer was."""
-        silent_s = self.now - self._heard_at
-        if self.plan is not None and silent_s > self.plan.silence_ms / 1e3:
-            what = f"obeyed a {type(event).__name__} {silent_s:.3f} s after it last heard its controller"
-            raise Violation("fence", f"stage {self.place} {what}")
-        if isinstance(event, ev.PrepareWave):
-            return
-        epoch = (event.round if isinstance(event, ev.RoundArrived) else event.command).fence.epoch
-        if epoch < self._epoch:
-            raise Violation("fence", f"stage {self.place} obeyed epoch {epoch} after it had heard of {self._epoch}")
 
     def owns(self, key: HoldKey) -> bool:
         return any(hold.key == key and hold.owned_blocks for hold in self.machine.inventory().holds)
@@ -118,6 +99,8 @@ class SimStage:
                 case ev.DigestChanged():
                     for reader in self.readers:
                         reader.changed()
+                case ev.FormationStarted(rebuild=rebuild):
+                    self._outdated = self._outdated or rebuild
                 case ev.StartCopies(lot):
                     self.copier.start(lot)
                 case ev.SelfFenced(silent_s):
@@ -160,8 +143,8 @@ class SimStage:
             answer(JoinRefused("a later join came meanwhile", field="formation", value=plan.fence.formation))
             return
         wanted = EngineShape(plan.groups, plan.pool_blocks, plan.block_tokens, plan.host_pool_blocks, plan.state_slots)
-        if self.engine.shape != wanted:
-            self.engine = self._load(wanted)
+        if self._outdated or self.engine.shape != wanted:
+            self.engine, self._outdated = self._load(wanted), False
         following = self.neighbours.following
         if following is None:
             self._begin(plan, answer)
@@ -244,7 +227,7 @@ class SimStage:
         running = {hold.key for hold in found.holds if hold.owned_blocks}
         size = self.record.block_tokens
         orphans = [row for row in work.rows if not row.void and row.key not in running]
-        written = sum(len(row.blocks) - row.start // size for row in orphans)
+        written = 0 if self._outdated else sum(len(row.blocks) - row.start // size for row in orphans)
         if written > found.quarantined_blocks:
             what = f"{written} blocks of {work.ordinal}"
             raise Violation("I3", f"stage {self.place} wrote {what} that nobody owns, {found.quarantined_blocks} wait")
@@ -288,5 +271,5 @@ class SimStage:
 
 
 def _shape_of(record: MemberRecord) -> EngineShape:
-    pools = (record.pool_blocks, record.block_tokens, record.host_pool_blocks, record.state_slots)
-    return EngineShape(record.groups, *pools)
+    slots = record.state_slots if CacheGroup.RECURRENT in record.groups else 0
+    return EngineShape(record.groups, record.pool_blocks, record.block_tokens, record.host_pool_blocks, slots)

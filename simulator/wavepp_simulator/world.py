@@ -17,7 +17,6 @@ from wavepp_proto import limits
 from wavepp_proto.errors import InternalError
 from wavepp_proto.terms import (
     Admitted,
-    CacheGroup,
     DaemonKey,
     Epoch,
     Incarnation,
@@ -199,7 +198,8 @@ class World:
             host_pool_blocks=_at(shape.host_pools, place, 0),
             protocol=limits.PROTOCOL_VERSION,
             groups=groups,
-            state_slots=slots if CacheGroup.RECURRENT in groups else 0,
+            # as a daemon does: a reform may bring recurrent layers to any stage of a hybrid model
+            state_slots=slots if model.recurrent_layers else 0,
         )
         return SimStage(self, record, shape.costs)
 

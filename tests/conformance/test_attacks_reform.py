@@ -48,6 +48,11 @@ RANGE = f"{(ControllerConfig().floor_blocks or 0) + 1}..{limits.MAX_POOL_BLOCKS}
         (_shapes((1, 2**64 - 1)), InvalidRequest, {"field": "pool_blocks", "value": str(2**64 - 1), "limit": RANGE}),
         (_shapes((1, 90), (1, 100)), InvalidRequest, {"field": "shapes", "value": "1", "limit": "1"}),
         (_shapes((2**32 - 1, 90)), InvalidRequest, {"field": "stage", "value": str(2**32 - 1), "limit": "2"}),
+        (
+            {"wave_tokens": 2**32 - 16},
+            InvalidRequest,
+            {"field": "wave_tokens", "limit": f"16..{limits.MAX_WAVE_TOKENS}"},
+        ),
         ({"link": "carrier pigeon"}, InvalidRequest, {"field": "link", "value": "carrier pigeon"}),
         ({"link": "nccl"}, JoinRefused, {"field": "link", "value": "nccl", "limit": "grpc"}),
     ],

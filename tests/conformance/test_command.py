@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from tests.harness.command import json_lines, wavepp
 from wavepp.__main__ import build_app
 from wavepp.commands.up import RESTART_WINDOW_S, RESTARTS_PER_STAGE, Restarts
+from wavepp.local_plan import PRESET_FORM
 from wavepp_proto import __version__
 
 COMMANDS = {"up", "prefill", "status", "doctor", "controller", "stage"}
@@ -84,9 +85,17 @@ def test_doctor_removes_the_caches_and_nothing_else_when_asked_to(tmp_path: Path
     [
         pytest.param(("prefill",), {}, 2, "no prompt", id="no prompt"),
         pytest.param(("prefill", "--tokens", "1,x"), {}, 2, "--tokens must be numbers", id="no tokens"),
+        pytest.param(("prefill", "--tokens", "1,,2"), {}, 2, "commas between, got '1,,2'", id="a token left out"),
         pytest.param(("prefill", "--file", "/nowhere"), {}, 2, "cannot read /nowhere", id="no file"),
         pytest.param(("prefill", "--no-such"), {}, 2, "No such option", id="no option"),
         pytest.param(("stage", "--stage", "0"), {}, 2, "--stages", id="missing option"),
+        pytest.param(
+            ("controller", "--share-tokens", "x"), {}, 2, "(field=share_tokens, value=x)", id="text for a number"
+        ),
+        pytest.param(
+            ("controller",), {"WAVEPP_INVENTORY_MS": "soon"}, 2, "(field=inventory_ms, value=soon)",
+            id="text for a number in the environment",
+        ),
         pytest.param(
             ("status",), {"WAVEPP_CONTROLLER": "127.0.0.1:1"}, 1, "CONTROLLER_UNAVAILABLE", id="no controller"
         ),
@@ -115,11 +124,25 @@ def test_a_mistake_is_one_line_and_an_exit_status(
     finished = wavepp(tmp_path, *arguments, environment=environment)
     assert finished.returncode == status, finished.stderr
     assert said in finished.stderr
-    assert "Traceback" not in finished.stderr
+    lines = [line for line in finished.stderr.splitlines() if not line.startswith("port 7411 is taken")]
+    assert [line.partition(":")[0] for line in lines] == ["error"]
     assert finished.stdout == ""
 
 
+NO_PRESETS = ("emulated:", "emulated:layers", "emulated:layers=2,", "emulated:=2")
 UP = ("up", "--model", "emulated", "--engine", "emulated", "--stages", "2", "--listen", "127.0.0.1:0")
+
+
+@pytest.fixture
+def no_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing may be started, and no channel opened."""
+
+    def refused(*_: object) -> None:
+        raise AssertionError("a process was started or a channel opened")
+
+    monkeypatch.setattr("wavepp.local_cluster.EtcdServer.start", refused)
+    monkeypatch.setattr("grpc.aio.insecure_channel", refused)
+    monkeypatch.setattr("grpc.aio.secure_channel", refused)
 
 
 @pytest.mark.parametrize(
@@ -134,6 +157,30 @@ UP = ("up", "--model", "emulated", "--engine", "emulated", "--stages", "2", "--l
         (("--host-pool-blocks", "9,8,7"), "host_pool_blocks has 3 values for 2 stages"),
         (("--host-pool-blocks", "x"), "host_pool_blocks must be numbers with commas between, got 'x'"),
         (("--state-slots", "0"), "(field=state_slots, limit=1..1048576, value=0)"),
+        (("--headroom-blocks", "-1"), "(field=headroom_blocks, limit=0..1023, value=-1)"),
+        (
+            ("--headroom-blocks", "9", "--pool-blocks", "9,20"),
+            "--headroom-blocks 9 must be less than the smallest pool has (9 blocks) "
+            "(field=headroom_blocks, limit=0..8, value=9)",
+        ),
+        (("--headroom-blocks", "10", "--pool-blocks", "20,9"), "(field=headroom_blocks, limit=0..8, value=10)"),
+        (("--timeout-s", "0"), "--timeout-s must be over 0 seconds, got 0 (field=timeout_s, limit=>0, value=0.0)"),
+        (("--timeout-s", "-1"), "--timeout-s must be over 0 seconds, got -1"),
+        (("--timeout-s", "nan"), "--timeout-s must be over 0 seconds, got nan"),
+        (("--threads", "0"), "--threads must be at least 1, got 0 (field=threads, limit=1, value=0)"),
+        (("--threads", "-2"), "--threads must be at least 1, got -2"),
+        (("--trace-sample", "1.5"), "--trace-sample is a share of requests from 0 to 1, got 1.5"),
+        (("--trace-sample", "-0.1"), "(field=trace_sample, limit=0..1, value=-0.1)"),
+        (("--trace-sample", "nan"), "--trace-sample is a share of requests from 0 to 1, got nan"),
+        *((("--model", model), f"'{model}' is no emulated model: {PRESET_FORM}") for model in NO_PRESETS),
+        (
+            ("--model", "emulated", "--engine", "torch"),
+            f"no model folder 'emulated'; without a model: {PRESET_FORM} (field=model, value=emulated)",
+        ),
+        (("--snapshot-tokens", "-1"), "(field=snapshot_tokens, limit=0..4194304, value=-1)"),
+        (("--share-tokens", "9999999"), "(field=share_tokens, limit=0..4194304, value=9999999)"),
+        (("--wave-tokens", "63"), "(field=wave_tokens, limit=64..16777216, value=63)"),
+        (("--block-tokens", "0"), "(field=block_tokens, limit=1..1024, value=0)"),
         (("--layers", "0:2"), "layers has 1 values for 2 stages"),
         (("--layers", "0:2,x:4"), "layers must be first:last, got 'x:4'"),
         (("--layers", "0:2,3:4"), "band 3:4 must begin at layer 2"),
@@ -146,12 +193,8 @@ UP = ("up", "--model", "emulated", "--engine", "emulated", "--stages", "2", "--l
     ],
 )
 def test_a_cluster_that_cannot_be_is_refused_before_anything_starts(
-    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], said: str
+    no_connections: None, arguments: tuple[str, ...], said: str
 ) -> None:
-    async def started(*_: object) -> None:
-        raise AssertionError("a process was started")
-
-    monkeypatch.setattr("wavepp.local_cluster.EtcdServer.start", started)
     finished = CliRunner().invoke(build_app(), [*UP, *arguments])
     assert (finished.exit_code, type(finished.exception)) == (1, SystemExit)
     assert finished.stderr.startswith("error: INVALID_REQUEST: ")
@@ -159,9 +202,53 @@ def test_a_cluster_that_cannot_be_is_refused_before_anything_starts(
     assert finished.stdout == ""
 
 
+_CONNECTING = {
+    "prefill": ("prefill", "--tokens", "1", "--controller", "127.0.0.1:1"),
+    "status": ("status", "--controller", "127.0.0.1:1"),
+    "up": UP,
+}
+
+
+@pytest.mark.parametrize("by_environment", [False, True], ids=["option", "twin"])
+@pytest.mark.parametrize("option", ["--tls-cert", "--tls-key", "--tls-server-name"])
+@pytest.mark.parametrize("name", sorted(_CONNECTING))
+def test_tls_without_a_ca_is_refused_before_anything_is_sent(
+    no_connections: None, name: str, option: str, by_environment: bool
+) -> None:
+    twin = {"WAVEPP_" + option.removeprefix("--").replace("-", "_").upper(): "/nowhere"}
+    arguments = [*_CONNECTING[name], *([] if by_environment else [option, "/nowhere"])]
+    finished = CliRunner().invoke(build_app(), arguments, env=twin if by_environment else {})
+    field = option.removeprefix("--").replace("-", "_")
+    assert finished.exit_code == 1
+    assert finished.stderr == (
+        f"error: INVALID_REQUEST: {option} needs --tls-ca: without it the connection would be plain text "
+        f"(field={field}, value=/nowhere)\n"
+    )
+
+
+@pytest.mark.parametrize("name", sorted(_CONNECTING))
+def test_a_ca_that_cannot_be_read_is_named_before_anything_is_sent(no_connections: None, name: str) -> None:
+    finished = CliRunner().invoke(build_app(), [*_CONNECTING[name], "--tls-ca", "/nowhere"])
+    assert finished.exit_code == 1
+    assert finished.stderr == (
+        "error: INVALID_REQUEST: tls_ca: cannot read /nowhere: No such file or directory "
+        "(field=tls_ca, value=/nowhere)\n"
+    )
+
+
+def test_a_cluster_with_a_ca_alone_is_refused_before_anything_starts(no_connections: None, tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("a certificate")
+    finished = CliRunner().invoke(build_app(), [*UP, "--tls-ca", str(tmp_path / "ca.pem")])
+    assert finished.exit_code == 1
+    assert finished.stderr == (
+        "error: INVALID_REQUEST: --tls-ca needs --tls-cert and --tls-key: every process here is a server too "
+        "(field=tls_cert)\n"
+    )
+
+
 def test_prompts_nested_too_deeply_are_one_line_of_error(tmp_path: Path) -> None:
-    file = tmp_path / "prompts"
-    file.write_text("a prompt\n" + '{"text":' * 200_000 + "\n")
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"text": "a prompt"}\n' + '{"text":' * 200_000 + "\n")
     finished = CliRunner().invoke(build_app(), ["prefill", "--file", str(file)])
     assert (finished.exit_code, finished.stderr) == (2, "error: line 2 is not a JSON object with text or token_ids\n")
 

@@ -31,6 +31,7 @@ PUBLIC = [
     "RequestOptions",
     "RetryPolicy",
     "Sampling",
+    "Timings",
     "TraceSettings",
     "WaveppError",
     "errors",
@@ -42,6 +43,7 @@ OF_THE_WIRE = {
     "Progress",
     "Queued",
     "Sampling",
+    "Timings",
     "TraceSettings",
     "WaveppError",
 }
@@ -59,6 +61,12 @@ def test_public_names_exist_and_are_listed_by_dir() -> None:
     assert all(hasattr(wavepp, name) for name in PUBLIC)
     assert set(PUBLIC) <= set(dir(wavepp))
     assert wavepp.__version__ == wavepp_proto.__version__
+
+
+@pytest.mark.parametrize("name", ["Admitted", "Finished", "Progress", "Queued", "Sampling", "Timings"])
+def test_class_says_what_it_is_when_asked_for_help(name: str) -> None:
+    """A dataclass without words of its own would show its signature."""
+    assert not (getattr(wavepp, name).__doc__ or f"{name}(").startswith(f"{name}(")
 
 
 def test_unknown_name_is_refused_when_asked_for() -> None:

@@ -96,13 +96,16 @@ async def test_both_sides_end_the_formation_when_a_connection_is_away_for_too_lo
         await answered(cluster, known)
         daemon, before = cluster.daemons[0], cluster.daemons[0].incarnation
         running = [asyncio.create_task(cluster.client.prefill(prompt(900, seed))) for seed in range(4)]
-        await eventually(lambda: counters(cluster, "waves") >= 4)
+        # whoever is not admitted by then waits for the next formation instead of failing with this one
+        await eventually(lambda: counters(cluster, "admitted") >= 5, about="all four to be admitted")
         if how == "reset":
             cluster.proxy.go_down()
         else:
             cluster.proxy.hold()
-        for outcome in await asyncio.gather(*running, return_exceptions=True):
-            assert isinstance(outcome, errors.StageLost | errors.FormationEnded), outcome
+        outcomes = await asyncio.gather(*running, return_exceptions=True)
+        lost = [outcome for outcome in outcomes if not isinstance(outcome, PrefillResult)]  # the first may have ended
+        assert len(lost) >= 1
+        assert all(isinstance(outcome, errors.StageLost | errors.FormationEnded) for outcome in lost), lost
         await eventually(lambda: daemon.incarnation != before, about="the daemon to fence itself")
         cluster.proxy.heal()
         await cluster.serving(formation=2)

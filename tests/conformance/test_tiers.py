@@ -12,6 +12,7 @@ from tests.conformance.test_serving import B, oracle, prompt
 from tests.harness.cluster import Cluster
 from tests.harness.eventually import eventually
 from wavepp import Admitted, errors
+from wavepp_controller.core.events import StageShape
 from wavepp_proto.errors import EngineFault
 from wavepp_stage.core.census import Census
 from wavepp_stage.core.work import CopyLot
@@ -90,6 +91,24 @@ async def test_stage_without_attention_serves_beside_one_without_recurrence() ->
         assert (await cluster.client.prefill(tokens)).first_token == oracle(tokens)
         again = await cluster.client.prefill(tokens)
         assert (again.first_token, again.cached_tokens) == (oracle(tokens), 9 * B)
+
+
+async def test_stage_that_began_without_recurrent_layers_keeps_states_when_a_reform_brings_it_some() -> None:
+    bands = ((0, 2), (2, 4), (4, 8))
+    async with Cluster(stages=3, model=HYBRID, layers=((0, 3), (3, 4), (4, 8)), state_slots=4) as cluster:
+        tokens = prompt(10 * B + 1, 1)
+        assert (await cluster.client.prefill(tokens)).first_token == oracle(tokens)
+        assert [daemon.core.read(lambda machine: machine.inventory()).state_slots for daemon in cluster.daemons] == [
+            4, 0, 4,
+        ]  # fmt: skip
+        await cluster.reform(tuple(StageShape(stage, first, last) for stage, (first, last) in enumerate(bands)))
+        await cluster.serving(formation=2)
+        for cached in (0, 10 * B):
+            again = await cluster.client.prefill(tokens)
+            assert (again.first_token, again.cached_tokens) == (oracle(tokens), cached)
+        assert [daemon.core.read(lambda machine: machine.inventory()).state_slots for daemon in cluster.daemons] == [
+            4, 4, 4,
+        ]  # fmt: skip
 
 
 class CopyGate:

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.harness.eventually import eventually
-from tests.harness.processes import BLOCK_TOKENS, SLOW, Processes, Run, free_port, random_prompt, record_figure
+from tests.harness.ports import free_port
+from tests.harness.processes import BLOCK_TOKENS, SLOW, Processes, Run, random_prompt, record_figure
 from wavepp.errors import ControllerUnavailable, FormationEnded, StageLost
 
 pytestmark = pytest.mark.processes

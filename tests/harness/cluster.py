@@ -8,7 +8,6 @@ fails the test that leaked. Membership is the in-memory store; everything else i
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -17,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.harness.eventually import eventually
+from tests.harness.ports import free_port
 from tests.harness.proxy import Proxy
 from wavepp import AsyncClient
 from wavepp_controller.core.config import ControllerConfig
@@ -110,8 +110,7 @@ class Cluster:
             await self._stack.aclose()
 
     async def _put_proxy(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            place = f"127.0.0.1:{taken.getsockname()[1]}"
+        place = f"127.0.0.1:{free_port()}"
         self.proxy = await self._stack.enter_async_context(Proxy(place))
         self._settings[0] = replace(self._settings[0], listen=place, advertise=self.proxy.address)
 
@@ -122,11 +121,15 @@ class Cluster:
         return pipeline.formation if pipeline.state == "serving" else 0
 
     async def serving(self, formation: int = 1) -> None:
-        """Until the pipeline serves in at least the given formation."""
+        """Until the pipeline serves in at least the given formation, and every stage's first digest has come:
+        before that, hints count the stage as empty."""
 
         def ready() -> bool:
             status = self.controller.machine.status()
-            return any(p.state == "serving" and p.formation >= formation for p in status.pipelines)
+            return any(
+                p.state == "serving" and p.formation >= formation and all(d.digest_in_sync for d in p.daemons)
+                for p in status.pipelines
+            )
 
         await eventually(ready, about="the pipeline to serve")
 

@@ -13,7 +13,6 @@ import json
 import os
 import random
 import signal
-import socket
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -24,6 +23,7 @@ from typing import Any, Self
 import grpc.aio
 
 from tests.harness.eventually import eventually
+from tests.harness.ports import free_port
 from tests.harness.proxy import Proxy
 from wavepp import Admitted, AsyncClient, ClientSecurity, PrefillResult, RetryPolicy, WaveppError
 from wavepp.local_cluster import Child, LocalCluster, LocalPlan
@@ -203,11 +203,14 @@ class Processes:
         return status.pipelines[0] if status.pipelines else None
 
     async def serving(self, formation: int) -> admin_pb2.PipelineStatus:
-        """Until the pipeline serves in `formation` or a later one."""
+        """Until the pipeline serves in `formation` or a later one, and every stage's first digest has come: until then
+        hints count it as empty."""
 
         async def ready() -> admin_pb2.PipelineStatus | None:
             found = await self.pipeline()
-            return found if found is not None and found.state == "serving" and found.formation >= formation else None
+            if found is None or found.state != "serving" or found.formation < formation:
+                return None
+            return found if all(stage.digest_in_sync for stage in found.daemons) else None
 
         return await eventually(ready, within=60, about=f"formation {formation} to serve")
 
@@ -257,12 +260,6 @@ class Processes:
         async with asyncio.timeout(30):
             await asyncio.gather(*(run.admitted.wait() for run in runs))
         return runs
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port
 
 
 def record_figure(name: str, value: float) -> None:

@@ -102,6 +102,7 @@ MUTANTS = (
         "StageMachine._take_inventory",
         "ended = self._install_epoch(event.fence.epoch)",
         "ended: list = []",
+        quick=False,
     ),
     Mutant(
         "subtree dropped in two deltas, the root first",

@@ -14,7 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from tests.harness.certs import Certificates, make_certificates
 from wavepp_proto import limits
 from wavepp_proto.errors import InvalidRequest
-from wavepp_proto.runtime import channels
+from wavepp_proto.runtime import channels, options
 from wavepp_proto.runtime.channels import Address, ClientSecurity, ServerSecurity
 
 
@@ -197,3 +197,17 @@ def test_keepalive_is_refused_when_the_server_would_answer_too_many_pings(
     with pytest.raises(InvalidRequest) as caught:
         channels.check_keepalive(client, server)
     assert caught.value.fields["field"] == field
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"cert": Path("c")}, "tls_cert"),
+        ({"key": Path("k")}, "tls_cert"),
+        ({"ca": Path("a")}, "tls_ca"),
+    ],
+)
+def test_half_of_tls_is_refused_when_a_server_is_asked_for_it(given: dict[str, Path], field: str) -> None:
+    with pytest.raises(InvalidRequest, match="plain text") as refused:
+        options.server_security(given.get("ca"), given.get("cert"), given.get("key"))
+    assert refused.value.fields["field"] == field

@@ -51,6 +51,8 @@ async def test_result_carries_every_field_of_the_answer(controller: FakeControll
             candidate=192,
             limiting_stage=StageIndex(2),
             best_stage_hit=256,
+            lost_to_snapshots=128,
+            shared_tokens=32,
             rounds=2,
             waves=3,
             timings=timings,
@@ -64,6 +66,7 @@ async def test_result_carries_every_field_of_the_answer(controller: FakeControll
     assert (result.prompt_tokens, result.cached_tokens) == (300, 64)
     assert (result.endpoint, result.candidate, result.best_stage_hit) == (64, 192, 256)
     assert (result.limiting_stage, result.rounds, result.waves) == (2, 2, 3)
+    assert (result.lost_to_snapshots, result.shared_tokens) == (128, 32)
     assert (result.timings, result.top_logprobs) == (timings, pairs)
     assert result.logits is not None
     np.testing.assert_array_equal(result.logits, logits)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from wavepp import AsyncClient, Sampling, errors
+from wavepp import AsyncClient, Client, ClientSecurity, Sampling, errors
 from wavepp.testing import FakeController
 from wavepp_proto import limits
 
@@ -118,6 +119,7 @@ async def test_prompt_is_refused_when_longer_than_the_wire_allows(controller: Fa
         ({"pipeline": ""}, "pipeline", None),
         ({"request_id": "x" * 129}, "request_id", "128"),
         ({"request_id": ""}, "request_id", None),
+        ({"sampling": {"temperature": 0.5}}, "sampling", None),
         ({"sampling": Sampling(temperature=-0.1)}, "temperature", "0"),
         ({"sampling": Sampling(temperature=float("nan"))}, "temperature", None),
         ({"sampling": Sampling(top_logprobs=65)}, "top_logprobs", "64"),
@@ -138,10 +140,27 @@ async def test_option_is_refused_by_name_before_anything_is_tokenized_or_sent(
     assert controller.describe_calls == 0
 
 
-async def test_unknown_option_is_a_type_error(controller: FakeController) -> None:
+KNOWN = "and sampling=wavepp.Sampling(...), which takes temperature, seed, top_logprobs, full_logits"
+
+
+async def test_unknown_option_is_a_type_error_that_names_the_known_ones(controller: FakeController) -> None:
+    one: dict[str, Any] = {"temperature": 0.5, "deadline": 3, "top_k": 1}
     async with AsyncClient(controller.address) as client:
-        with pytest.raises(TypeError, match="deadlin"):
-            await client.prefill([1], deadlin=3)  # type: ignore[call-arg]
+        with pytest.raises(TypeError) as by_prefill:
+            await client.prefill([1], **one)
+        with pytest.raises(TypeError) as by_stream:
+            client.stream([1], **one)
+        with pytest.raises(TypeError) as by_many:
+            client.prefill_many([[1]], request_id="mine")  # type: ignore[call-arg]
+    assert str(by_prefill.value) == str(by_stream.value)
+    assert str(by_stream.value) == (
+        "prefill() has no option 'temperature', 'top_k'; it has adapter, cache_salt, deadline, pipeline, priority, "
+        f"request_id {KNOWN}"
+    )
+    assert str(by_many.value) == (
+        f"prefill_many() has no option 'request_id'; it has adapter, cache_salt, deadline, pipeline, priority {KNOWN}"
+    )
+    assert controller.requests == []
 
 
 async def test_concurrency_is_refused_when_it_allows_nothing(controller: FakeController) -> None:
@@ -165,3 +184,27 @@ def test_client_setting_is_refused_by_name(settings: dict[str, Any], field: str)
     with pytest.raises(errors.InvalidRequest) as caught:
         AsyncClient(**settings)
     assert caught.value.fields["field"] == field
+
+
+@pytest.mark.parametrize(
+    ("tls", "said", "fields"),
+    [
+        (ClientSecurity(cert=Path("c")), "tls.cert needs tls.ca", {"field": "tls_cert", "value": "c"}),
+        (ClientSecurity(key=Path("k")), "tls.key needs tls.ca", {"field": "tls_key", "value": "k"}),
+        (
+            ClientSecurity(cert=Path("c"), key=Path("k")),
+            "tls.cert needs tls.ca",
+            {"field": "tls_cert", "value": "c"},
+        ),
+        (ClientSecurity(server_name="n"), "tls.server_name needs tls.ca", {"field": "tls_server_name", "value": "n"}),
+    ],
+    ids=["cert", "key", "pair", "server name"],
+)
+@pytest.mark.parametrize("client", [AsyncClient, Client])
+def test_client_is_refused_when_tls_would_be_plain_text(
+    client: type[AsyncClient | Client], tls: ClientSecurity, said: str, fields: dict[str, str]
+) -> None:
+    with pytest.raises(errors.InvalidRequest) as caught:
+        client("127.0.0.1:1", tls=tls)
+    assert caught.value.message == f"{said}: without it the connection would be plain text"
+    assert caught.value.fields == fields

@@ -19,6 +19,7 @@ from wavepp.demo.verdict import Answer, Percentiles, compare, failures, percenti
 from wavepp_proto.runtime.timeline import TimelineSummary
 from wavepp_proto.terms import StageIndex, Timings
 
+TIMINGS = Timings(queue_ms=2, capacity_wait_ms=5, sharing_wait_ms=1.5, admission_ms=12.5, prefill_ms=40)
 LOGITS = np.array([0.5, 3.0, -1.0, 2.0], dtype="<f4")
 
 
@@ -26,7 +27,7 @@ def result(**changes: Any) -> PrefillResult:
     fields: dict[str, Any] = {
         "request_id": "r", "pipeline": "p", "first_token": 1, "prompt_tokens": 100, "cached_tokens": 64,
         "endpoint": 64, "candidate": 64, "limiting_stage": StageIndex(1), "best_stage_hit": 96, "rounds": 1,
-        "attempt": 1, "waves": 1, "timings": Timings(queue_ms=2, capacity_wait_ms=5, admission_ms=12.5, prefill_ms=40),
+        "attempt": 1, "waves": 1, "timings": TIMINGS,
         "elapsed_ms": 60.0, "logits_bytes": LOGITS.tobytes(), "trace_id": "0" * 32,
     }  # fmt: skip
     return PrefillResult(**(fields | changes))
@@ -115,8 +116,8 @@ def test_table_has_a_line_a_prompt_when_shown() -> None:
     Screen(Console(file=out)).show(report.table(compare([answer(), again], np.stack([LOGITS, LOGITS]))))
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.getvalue().splitlines() if "│" in line]
     assert cells == [
-        ["1", "bakery 1", "100", "64", "64", "96", "stage 1", "12.5", "7.0", "40", "'The'", "0.0e+00", "yes"],
-        ["2", "bakery 1 (again)", "100", "64", "64", "96", "stage 1", "12.5", "7.0", "40", "'[b]'", "0.0e+00", "yes"],
+        ["1", "bakery 1", "100", "64", "64", "96", "stage 1", "12.5", "8.5", "40", "'The'", "0.0e+00", "yes"],
+        ["2", "bakery 1 (again)", "100", "64", "64", "96", "stage 1", "12.5", "8.5", "40", "'[b]'", "0.0e+00", "yes"],
     ]  # fmt: skip
 
 
@@ -125,7 +126,8 @@ def test_summary_counts_computed_and_reused_tokens_when_told() -> None:
     lines = report.summary(rows, report.Totals.of(rows, seconds=2.0), block_tokens=32, judged=True)
     assert lines[0] == ("200 prompt tokens in 2.0 s: 100 tokens/s, 136 computed (68 tokens/s) and 64 reused (32%)")
     assert lines[1] == (
-        "admission p50 12.5 ms, p99 12.5 ms; without the waiting for turn and room p50 5.5 ms, p99 5.5 ms"
+        "admission p50 12.5 ms, p99 12.5 ms; "
+        "without the waiting for turn, room and shared prefixes p50 4.0 ms, p99 4.0 ms"
     )
 
 

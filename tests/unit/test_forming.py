@@ -31,6 +31,7 @@ from wavepp_proto.terms import (
     Capacity,
     DaemonKey,
     Epoch,
+    Failed,
     Finished,
     Incarnation,
     JoinReply,
@@ -431,6 +432,25 @@ def test_pipeline_backs_off_and_tries_again_when_a_join_fails() -> None:
     pauses = [later - earlier for earlier, later in pairwise(tries)]
     assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8], abs=0.06)
     assert pipeline.counter("joins_failed") == 5
+
+
+def test_request_waits_no_longer_than_for_a_pipeline_when_every_join_fails() -> None:
+    pipeline = FakePipeline(start=False)
+    pipeline.hold = {FormPipeline}
+    pipeline.start()
+    pipeline.submit("a", 40, deadline_ms=120_000)
+    for _ in range(700):
+        for form in list(pipeline.held):
+            assert isinstance(form, FormPipeline)
+            pipeline.held.clear()
+            key = form.plans[1].key
+            pipeline.post(JoinFailed(key, form.formation, fault("JOIN_REFUSED"), pipeline.now))
+        if pipeline.machine.live_requests:
+            pipeline.pass_time(0.05)
+    outcome = pipeline.outcome("a")
+    assert isinstance(outcome, Failed)
+    assert outcome.error.reason == "PIPELINE_UNAVAILABLE"
+    assert outcome.error.message == "pipeline p did not serve within 30000 ms: made-up JOIN_REFUSED"
 
 
 def test_formation_ends_naming_who_is_late_when_a_join_takes_too_long() -> None:

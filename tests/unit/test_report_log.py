@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.harness.stage_core import join_plan
-from wavepp_proto.errors import EngineFault, FormationEnded
+from wavepp_proto.errors import EngineFault, FormationEnded, StaleMessage
 from wavepp_proto.terms import StageTimes, WaveOrdinal, WaveReport
 from wavepp_stage.runtime.report_log import RINGS, ReportLog
 
@@ -41,6 +41,17 @@ def test_nothing_is_forgotten_when_an_older_acknowledgement_comes_late() -> None
     log.acknowledge(WaveOrdinal(2))
     log.acknowledge(WaveOrdinal(1))
     assert ordinals(log, 2) == [3]
+
+
+def test_nothing_is_forgotten_when_a_report_is_acknowledged_that_was_never_made() -> None:
+    log = ReportLog(PLAN)
+    for ordinal in range(1, 4):
+        log.add(report(ordinal))
+    for said in (log.acknowledge, log.after):
+        with pytest.raises(StaleMessage) as refused:
+            said(WaveOrdinal(4))
+        assert refused.value.fields == {"field": "reported_wave", "value": "4", "limit": "3"}
+    assert ordinals(log, 0) == [1, 2, 3]
 
 
 def test_fault_is_said_again_although_it_is_about_no_wave() -> None:

@@ -45,7 +45,8 @@ def settle(world: World) -> None:
 def test_random_histories_break_no_invariant(first: int) -> None:
     totals, failure = campaign.play_lot(range(first, first + SEEDS), 25)
     assert failure is None
-    assert (totals.seeds, totals.requests) == (SEEDS, SEEDS * 25)
+    assert totals.seeds == SEEDS
+    assert totals.requests == totals.outcomes.total() >= SEEDS * 25, "bursts come on top"
     assert totals.reuse["equal"] > 0.9 * totals.reuse["admissions"]
 
 
@@ -152,7 +153,8 @@ def test_command_reports_a_clean_exploration() -> None:
 def test_command_totals_can_be_read_by_a_program() -> None:
     result = CliRunner().invoke(command, ["faults", "--seeds", "1", "--requests", "3", "--json"])
     totals = json.loads(result.output)
-    assert (totals["seeds"], totals["violations"], sum(totals["outcomes"].values())) == (1, 0, 3)
+    assert (totals["seeds"], totals["violations"]) == (1, 0)
+    assert sum(totals["outcomes"].values()) == totals["requests"] >= 3
 
 
 def test_command_ends_1_with_the_seed_when_an_invariant_breaks(monkeypatch: pytest.MonkeyPatch) -> None:

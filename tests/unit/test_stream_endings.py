@@ -10,7 +10,15 @@ import pytest
 
 from wavepp_controller.runtime.stream_endings import is_refused, judge
 from wavepp_proto import convert
-from wavepp_proto.errors import EngineFault, FormationEnded, InvalidRequest, StageLost, StaleMessage, WaveppError
+from wavepp_proto.errors import (
+    EngineFault,
+    FormationEnded,
+    InternalError,
+    InvalidRequest,
+    StageLost,
+    StaleMessage,
+    WaveppError,
+)
 
 
 def untyped(code: grpc.StatusCode, text: str = "gRPC's own words") -> grpc.aio.AioRpcError:
@@ -27,6 +35,13 @@ def typed(error: WaveppError) -> grpc.aio.AioRpcError:
     [
         pytest.param(None, FormationEnded.reason, False, id="closed in order"),
         pytest.param(untyped(grpc.StatusCode.UNAVAILABLE), StageLost.reason, True, id="connection broke"),
+        pytest.param(
+            untyped(grpc.StatusCode.INTERNAL, "Internal error from Core"),
+            StageLost.reason,
+            True,
+            id="broke while written",
+        ),
+        pytest.param(typed(InternalError("broke")), InternalError.reason, False, id="a bug that it tells"),
         pytest.param(untyped(grpc.StatusCode.CANCELLED), StageLost.reason, True, id="dropped by its server"),
         pytest.param(typed(StaleMessage("gap", field="ordinal", value=7)), StaleMessage.reason, True, id="gap"),
         pytest.param(StaleMessage("gap", field="ordinal", value=7), StaleMessage.reason, True, id="gap, seen here"),

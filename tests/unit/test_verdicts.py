@@ -228,9 +228,19 @@ def test_every_live_request_fails_when_leadership_is_lost() -> None:
         ({"floor_blocks": -1}, "floor_blocks"),
         ({"snapshot_tokens": -1}, "snapshot_tokens"),
         ({"most_bypasses": -1}, "most_bypasses"),
+        ({"wave_tokens": limits.MAX_WAVE_TOKENS + 1}, "wave_tokens"),
+        ({"silence_ms": limits.MAX_DEADLINE_MS + 1}, "silence_ms"),
+        ({"inventory_ms": 0}, "inventory_ms"),
+        ({"inventory_ms": 10**20}, "inventory_ms"),
+        ({"floor_blocks": limits.MAX_POOL_BLOCKS}, "floor_blocks"),
+        ({"snapshot_tokens": limits.MAX_PROMPT_TOKENS + 1}, "snapshot_tokens"),
+        ({"share_tokens": 10**20}, "share_tokens"),
+        ({"max_queued_requests": 0}, "max_queued_requests"),
+        ({"attempts": 0}, "attempts"),
     ],
 )
 def test_config_names_the_field_when_it_is_out_of_range(fields: dict[str, object], field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         ControllerMachine(ControllerConfig(**fields))  # type: ignore[arg-type]
     assert caught.value.fields["field"] == field
+    assert caught.value.fields.keys() == {"field", "value", "limit"}

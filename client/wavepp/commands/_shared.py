@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
 
     from wavepp_proto.errors import WaveppError
@@ -24,9 +25,6 @@ Controller = Annotated[
         help="host:port of the controller; by default the cluster that `wavepp up` runs here.",
     ),
 ]
-TlsCa = Annotated[
-    Path | None, typer.Option("--tls-ca", envvar="WAVEPP_TLS_CA", help="CA of the controller; turns TLS on.")
-]
 
 
 def address_of(controller: str | None) -> str:
@@ -35,12 +33,18 @@ def address_of(controller: str | None) -> str:
     return controller or default_address()
 
 
-def security(
-    ca: Path | None, cert: Path | None = None, key: Path | None = None, server_name: str = ""
-) -> ClientSecurity:
-    from wavepp_proto.runtime.options import client_security
+def security(ca: Path | None, cert: Path | None, key: Path | None, server_name: str) -> ClientSecurity:
+    """How a command reaches its controller. Raises InvalidRequest if that would not be what the options ask for."""
+    from wavepp._security import check_tls
+    from wavepp_proto.runtime.channels import ClientSecurity
 
-    return client_security(ca, cert, key, server_name)
+    asked = check_tls(ClientSecurity(ca, cert, key, server_name), _option)
+    asked.credentials()  # reads the files: a missing one is told now, not by a connection that fails
+    return asked
+
+
+def _option(name: str) -> str:
+    return f"--tls-{name.replace('_', '-')}"
 
 
 def console() -> Console:
@@ -52,11 +56,24 @@ def console() -> Console:
 
 def explain(error: WaveppError) -> str:
     """One line for a person, with what to do where the error alone does not say."""
-    from wavepp_proto.errors import ControllerUnavailable
+    from wavepp._tokenizer import GIVE_PATH, SEND_IDS
+    from wavepp_proto.errors import ControllerUnavailable, DeadlineExpired, TokenizerUnavailable
     from wavepp_proto.runtime.process import describe
 
-    hint = "; start a cluster with `wavepp up`, or name its controller with --controller"
-    return describe(error) + (hint if isinstance(error, ControllerUnavailable) else "")
+    said = describe(error)
+    if isinstance(error, ControllerUnavailable):
+        said += "; start a cluster with `wavepp up`, or name its controller with --controller"
+    if isinstance(error, TokenizerUnavailable):
+        said = said.replace(GIVE_PATH, "give --tokenizer PATH").replace(SEND_IDS, "give --tokens 1,2,3")
+    state = error.fields.get("state", "")
+    if isinstance(error, DeadlineExpired) and state:
+        said = said.replace(f" was {state} when ", f" was {state_in_words(state)} when ")
+    return said
+
+
+def state_in_words(state: str) -> str:
+    """A request's state as a person would say it; `hinted` names what the controller did, not what is awaited."""
+    return "waiting for its turn" if state == "hinted" else state
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

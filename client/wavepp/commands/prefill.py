@@ -1,7 +1,7 @@
 """`wavepp prefill`: prompts in, first tokens and reuse out.
 
-Owns reading prompts (arguments, a file with one prompt or JSON object a line, or standard input) and
-printing; `AsyncClient` does the work.
+Owns reading prompts (arguments, standard input and files with one text a line, *.jsonl files with one
+JSON object a line) and printing; `AsyncClient` does the work.
 """
 
 from __future__ import annotations
@@ -21,10 +21,16 @@ if TYPE_CHECKING:
 
 
 def prefill(
-    prompts: Annotated[list[str] | None, typer.Argument(help="Prompts; `-` reads them from standard input.")] = None,
+    prompts: Annotated[
+        list[str] | None, typer.Argument(help="Prompts; `-` reads one a line from standard input.")
+    ] = None,
     file: Annotated[
         Path | None,
-        typer.Option("--file", envvar="WAVEPP_FILE", help="One prompt a line, or JSON objects with text or token_ids."),
+        typer.Option(
+            "--file",
+            envvar="WAVEPP_FILE",
+            help="One text prompt a line; in a *.jsonl file, one JSON object with text or token_ids a line.",
+        ),
     ] = None,
     tokens: Annotated[
         str | None, typer.Option("--tokens", envvar="WAVEPP_TOKENS", help="Token ids instead of text: 1,2,3")
@@ -96,7 +102,7 @@ def _read(prompts: list[str], file: Path | None, tokens: str | None) -> list[str
         wanted += _lines(sys.stdin.read()) if prompt == "-" else [prompt]
     if file is not None:
         try:
-            wanted += _lines(sys.stdin.read() if str(file) == "-" else file.read_text())
+            wanted += _lines(sys.stdin.read()) if str(file) == "-" else _entries(file)
         except (OSError, UnicodeDecodeError) as error:
             typer.echo(f"error: cannot read {file}: {error}", err=True)
             raise typer.Exit(2) from None
@@ -105,27 +111,37 @@ def _read(prompts: list[str], file: Path | None, tokens: str | None) -> list[str
 
 def _ids(text: str) -> list[int]:
     try:
-        return [int(part) for part in text.split(",") if part.strip()]
+        return [int(part) for part in text.split(",")]
     except ValueError:
         typer.echo(f"error: --tokens must be numbers with commas between, got {text!r}", err=True)
         raise typer.Exit(2) from None
 
 
+def _entries(file: Path) -> list[str | list[int]]:
+    """What a file asks for; its name decides, because prose may look like JSON. Raises what reading it raises."""
+    text = file.read_text(encoding="utf-8")
+    return _objects(text) if file.suffix == ".jsonl" else _lines(text)
+
+
 def _lines(text: str) -> list[str | list[int]]:
-    """One prompt a line; a line that is a JSON object gives `text` or `token_ids`."""
+    """One text prompt a line; empty lines are skipped."""
+    return [line for line in text.split("\n") if line.strip()]
+
+
+def _objects(text: str) -> list[str | list[int]]:
+    """One JSON object a line, with `text` or `token_ids`; empty lines are skipped."""
     found: list[str | list[int]] = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
-            continue
-        if not line.lstrip().startswith("{"):
-            found.append(line)
             continue
         try:
             entry = json.loads(line)
-            prompt = entry["token_ids"] if "token_ids" in entry else entry["text"]
-        except (ValueError, KeyError, RecursionError):
+        except (ValueError, RecursionError):
+            entry = None
+        prompt = entry.get("token_ids", entry.get("text")) if isinstance(entry, dict) else None
+        if prompt is None:
             typer.echo(f"error: line {number} is not a JSON object with text or token_ids", err=True)
-            raise typer.Exit(2) from None
+            raise typer.Exit(2)
         found.append(prompt)
     return found
 
@@ -162,16 +178,28 @@ def _print(outcomes: list[PrefillOutcome], as_json: bool) -> None:
         if outcome.result is None:
             continue
         result = outcome.result
-        limit = "" if result.limiting_stage is None else f"stage {result.limiting_stage}"
         table.add_row(
-            str(outcome.index), str(result.prompt_tokens), str(result.cached_tokens), str(result.endpoint), limit,
-            f"{result.timings.admission_ms:.2f}", f"{result.timings.prefill_ms:.1f}", escape(_token(result)),
+            str(outcome.index), str(result.prompt_tokens), str(result.cached_tokens), str(result.endpoint),
+            _limits(result), f"{result.timings.admission_ms:.2f}", f"{result.timings.prefill_ms:.1f}",
+            escape(_token(result)),
         )  # fmt: skip
     if table.row_count:
         Console().print(table)
     for outcome in outcomes:
         if outcome.error is not None:
             typer.echo(f"prompt {outcome.index}: {explain(outcome.error)}", err=True)
+
+
+def _limits(result: PrefillResult) -> str:
+    """What kept reuse short, and what waiting for another request's prefix cost and won."""
+    found = []
+    if result.limiting_stage is not None:
+        found.append(f"stage {result.limiting_stage} (another held {result.best_stage_hit})")
+    if result.lost_to_snapshots:
+        found.append(f"no snapshot ({result.endpoint + result.lost_to_snapshots} held)")
+    if result.shared_tokens or result.timings.sharing_wait_ms:
+        found.append(f"waited {result.timings.sharing_wait_ms:.0f} ms, saved {result.shared_tokens}")
+    return "; ".join(found)
 
 
 def _token(result: PrefillResult) -> str:

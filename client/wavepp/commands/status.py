@@ -65,7 +65,8 @@ def _show(reply: admin_pb2.StatusResponse, as_json: bool) -> None:
         typer.echo(json.dumps(as_dict(reply)))
         return
     from rich.console import Console
-    from rich.table import Table
+
+    from wavepp.commands import _status_tables as tables
 
     out = Console(markup=False)
     out.print(
@@ -75,21 +76,7 @@ def _show(reply: admin_pb2.StatusResponse, as_json: bool) -> None:
         highlight=False,
     )
     for pipeline in reply.pipelines:
-        table = Table(
-            "stage", "address", "engine", "layers", "blocks", "free", "evictable", "host", "states", "waves", "beat ms",
-            title=f"{pipeline.pipeline}: {pipeline.state}, formation {pipeline.formation}, {pipeline.model}, "
-            f"link {pipeline.link}, {pipeline.mode}+{pipeline.policy}, "
-            f"{pipeline.queued_requests} queued, {pipeline.running_requests} running",
-        )  # fmt: skip
-        for daemon in pipeline.daemons:
-            table.add_row(
-                str(daemon.key.stage), daemon.address, daemon.engine, f"{daemon.first_layer}:{daemon.last_layer}",
-                str(daemon.pool_blocks), str(daemon.capacity.free_blocks), str(daemon.capacity.evictable_blocks),
-                _free_of(daemon.capacity.host_free_blocks, daemon.host_pool_blocks),
-                _free_of(daemon.capacity.recurrent_free, daemon.state_slots),
-                str(daemon.waves_done), "reconnecting" if daemon.reconnecting else str(daemon.heartbeat_age_ms),
-            )  # fmt: skip
-        out.print(table)
+        out.print(tables.stages(pipeline))
         for daemon in pipeline.daemons:
             if daemon.HasField("costs"):
                 out.print(_costs(daemon), highlight=False)
@@ -99,8 +86,8 @@ def _show(reply: admin_pb2.StatusResponse, as_json: bool) -> None:
             out.print(f"last fault: {pipeline.last_fault.reason}: {pipeline.last_fault.message}", highlight=False)
     for member in reply.refused:
         out.print(f"refused: stage {member.key.stage} at {member.address}: {member.error.message}", highlight=False)
-    for request in reply.requests:
-        out.print(f"{request.request_id}: {request.state} {request.waiting_for}", highlight=False)
+    if reply.requests:
+        out.print(tables.requests(list(reply.requests)))
 
 
 def _costs(daemon: admin_pb2.StageStatus) -> str:
@@ -111,11 +98,6 @@ def _costs(daemon: admin_pb2.StageStatus) -> str:
         f"{costs.a_us * 1e6:.2f} us a million pairs, {costs.g_us * 1e3:.2f} us a thousand prefix tokens: "
         f"off by {costs.error:.1%}, {costs.samples} reports"
     )
-
-
-def _free_of(free: int, size: int) -> str:
-    """Of a pool that some stages do not have."""
-    return f"{free}/{size}" if size else "-"
 
 
 def as_dict(reply: admin_pb2.StatusResponse) -> dict[str, Any]:

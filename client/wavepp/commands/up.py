@@ -31,7 +31,7 @@ RESTART_WINDOW_S = 600.0
 
 def up(
     model: Annotated[
-        str, typer.Option("--model", envvar="WAVEPP_MODEL", help="Hugging Face folder, or an emulated: preset.")
+        str, typer.Option("--model", envvar="WAVEPP_MODEL", help="Hugging Face folder, or emulated:layers=N,...")
     ],
     stages: Annotated[int, typer.Option("--stages", envvar="WAVEPP_STAGES", help="Stages in the pipeline.")] = 4,
     engine: opt.Engine = None,
@@ -108,6 +108,10 @@ def up(
 
     names = {"tls-ca": tls_ca, "tls-cert": tls_cert, "tls-key": tls_key, "tls-server-name": tls_server_name}
     try:
+        client = security(tls_ca, tls_cert, tls_key, tls_server_name)
+        if tls_ca is not None and tls_cert is None:
+            message = "--tls-ca needs --tls-cert and --tls-key: every process here is a server too"
+            raise InvalidRequest(message, field="tls_cert")
         plan = LocalPlan(
             model=model, engine=opt.engine_of(engine, model), stages=stages,
             pool_blocks=_numbers("pool_blocks", pool_blocks),
@@ -120,7 +124,6 @@ def up(
             otlp=otlp, trace_sample=trace_sample, log_level=log_level,
             timeout_s=timeout_s, tls={name: str(value) for name, value in names.items() if value},
         )  # fmt: skip
-        client = security(tls_ca, tls_cert, tls_key, tls_server_name)
         if trace_file is not None:
             check_writable("trace_file", trace_file.parent)
             if trace_file.is_dir():
@@ -242,7 +245,9 @@ def _numbers(field: str, text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise InvalidRequest(f"{field} must be numbers with commas between, got {text!r}", field=field) from None
+        raise InvalidRequest(
+            f"{field} must be numbers with commas between, got {text!r}", field=field, value=text, limit="N,N..."
+        ) from None
 
 
 def _free_default() -> str:

@@ -79,7 +79,7 @@ def summary(rows: Sequence[Row], totals: Totals, block_tokens: int, judged: bool
         f"{totals.computed_tokens} computed ({totals.computed_tokens / totals.seconds:.0f} tokens/s) "
         f"and {totals.cached_tokens} reused ({totals.cached_tokens / totals.prompt_tokens:.0%})",
         f"admission p50 {admission.p50:.1f} ms, p99 {admission.p99:.1f} ms; "
-        f"without the waiting for turn and room p50 {work.p50:.1f} ms, p99 {work.p99:.1f} ms",
+        f"without the waiting for turn, room and shared prefixes p50 {work.p50:.1f} ms, p99 {work.p99:.1f} ms",
         f"{limited} of {totals.prompts} endpoints lay below what some stage could have reused",
         f"{equal} of {totals.prompts} first tokens equal the unsplit model's, {exact} with every logit within "
         f"{LOGIT_TOLERANCE:g} (largest difference {worst:.2e})"

@@ -39,8 +39,9 @@ class Answer:
 
     @property
     def waited_ms(self) -> float:
-        """Part of the admission that was waiting: for its turn, or for room in some pool."""
-        return self.result.timings.queue_ms + self.result.timings.capacity_wait_ms
+        """Part of the admission that was waiting: for its turn, for room in some pool, for a shared prefix."""
+        timings = self.result.timings
+        return timings.queue_ms + timings.capacity_wait_ms + timings.sharing_wait_ms
 
 
 @dataclass(frozen=True, slots=True)

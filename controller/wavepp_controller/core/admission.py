@@ -247,7 +247,7 @@ class Admission:
         for key in daemons:
             answer = done.answers[key]
             request.current.waited_for.add(key.stage)
-            request.current.shortages[key] = shortage(answer.votes[request.key], answer)
+            request.current.shortages[key] = shortage(request, answer.votes[request.key], answer)
 
     def _wait(self, request: Request, given: RequestInput, now: float) -> None:
         """Back to the ready order, holding nothing anywhere."""

@@ -137,7 +137,6 @@ class RequestBook:
 
     def outlive(self, request: Request, cause: WaveppError, attempts: int, now: float) -> None:
         """Its formation ended: it fails if it held cache and has no attempt left, else it queues again."""
-        request.unserved_since = now
         if not request.holding:
             request.requeue()
             request.advance(RequestInput.NEW_FORMATION, now)

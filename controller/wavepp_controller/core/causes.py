@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from wavepp_controller.core.config import ControllerConfig
 from wavepp_controller.core.formation import Daemon
 from wavepp_controller.core.request import Request
-from wavepp_proto.errors import DeadlineExpired, FormationEnded, PipelineUnavailable, RowVoided, StageLost
+from wavepp_proto.errors import DeadlineExpired, FormationEnded, PipelineUnavailable, RowVoided, StageLost, WaveppError
 from wavepp_proto.terms import DaemonKey, ErrorInfo, PipelineId, WaveReport
 
 
@@ -60,11 +60,14 @@ def late(request: Request) -> DeadlineExpired:
     )
 
 
-def unserved(pipeline: PipelineId, missing: Iterable[DaemonKey], config: ControllerConfig) -> PipelineUnavailable:
+def unserved(
+    pipeline: PipelineId, missing: Iterable[DaemonKey], fault: WaveppError | None, config: ControllerConfig
+) -> PipelineUnavailable:
+    """`fault` is what the last formation ended for."""
     stages = " ".join(str(key.stage) for key in missing)
+    why = f", missing stages: {stages}" if stages else f": {fault.message}" if fault is not None else ""
     return PipelineUnavailable(
-        f"pipeline {pipeline} did not serve within {config.pipeline_wait_ms} ms"
-        + (f", missing stages: {stages}" if stages else ""),
+        f"pipeline {pipeline} did not serve within {config.pipeline_wait_ms} ms{why}",
         pipeline=pipeline,
         missing_stages=stages or None,
         limit=config.pipeline_wait_ms,

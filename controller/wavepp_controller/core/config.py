@@ -15,17 +15,6 @@ from wavepp_proto.terms import LinkKind
 
 POLICIES = ("fixed", "mpu", "adaptive")
 
-_POSITIVE = (
-    "wave_tokens",
-    "min_wave_tokens",
-    "fills",
-    "attempts",
-    "heartbeat_ms",
-    "round_deadline_ms",
-    "capacity_retry_ms",
-    "inventory_ms",
-)
-
 
 @dataclass(frozen=True, slots=True)
 class ControllerConfig:
@@ -77,26 +66,38 @@ class ControllerConfig:
     """False when nobody records spans: then none are made."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.lanes <= limits.MAX_LANES:
-            raise InvalidRequest(
-                f"lanes must be 1 to {limits.MAX_LANES}", field="lanes", value=self.lanes, limit=limits.MAX_LANES
-            )
         if self.policy not in POLICIES:
             raise InvalidRequest(
                 f"unknown policy {self.policy}", field="policy", value=self.policy, limit=" ".join(POLICIES)
             )
         if self.mode not in MODES:
             raise InvalidRequest(f"unknown mode {self.mode}", field="mode", value=self.mode, limit=" ".join(MODES))
+        for name, (least, most) in _RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                limit = f"{least}..{most}"
+                raise InvalidRequest(f"{name} {value} is not in {limit}", field=name, value=value, limit=limit)
         if self.silence_ms <= self.heartbeat_ms:
             raise InvalidRequest(
                 "silence must be longer than a heartbeat",
-                field="silence_ms",
-                value=self.silence_ms,
-                limit=self.heartbeat_ms,
-            )
-        for name in ("floor_blocks", "snapshot_tokens", "share_tokens", "most_parks", "most_bypasses"):
-            if (getattr(self, name) or 0) < 0:
-                raise InvalidRequest(f"{name} must not be negative", field=name, value=getattr(self, name), limit=0)
-        for name in _POSITIVE:
-            if getattr(self, name) < 1:
-                raise InvalidRequest(f"{name} must be positive", field=name, value=getattr(self, name), limit=1)
+                field="silence_ms", value=self.silence_ms, limit=self.heartbeat_ms,
+            )  # fmt: skip
+
+
+_TIME_MS = (1, limits.MAX_DEADLINE_MS)
+_MANY = 1 << 20
+_RANGES = {
+    "wave_tokens": (1, limits.MAX_WAVE_TOKENS),
+    "min_wave_tokens": (1, limits.MAX_WAVE_TOKENS),
+    "fills": (1, limits.MAX_STAGES),
+    "lanes": (1, limits.MAX_LANES),
+    "floor_blocks": (0, limits.MAX_POOL_BLOCKS - 1),
+    "snapshot_tokens": (0, limits.MAX_PROMPT_TOKENS),
+    "share_tokens": (0, limits.MAX_PROMPT_TOKENS),
+    "most_parks": (0, _MANY),
+    "most_bypasses": (0, _MANY),
+    "attempts": (1, _MANY),
+    "max_queued_requests": (1, _MANY),
+    "max_queued_tokens": (1, 1 << 40),
+} | {name: _TIME_MS for name in ControllerConfig.__dataclass_fields__ if name.endswith("_ms")}
+"""What goes into messages must fit there, and what nobody can mean is better refused before anything starts."""

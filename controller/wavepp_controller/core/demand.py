@@ -80,14 +80,17 @@ class Demand:
         )
 
 
-def shortage(vote: Vote, answer: Answer) -> Shortage:
-    """What a later capacity must show before the request is tried again."""
+def shortage(request: Request, vote: Vote, answer: Answer) -> Shortage:
+    """What a later capacity must show before the request is tried again.
+
+    An oversized request that was not alone is told what it lacks above the headroom; alone, its blocks are enough."""
     missing = {short.group: short.blocks for short in vote.shortfall}
     states = missing.pop(CacheGroup.RECURRENT, 0)
     blocks = sum(missing.values())
     had = answer.capacity
+    wanted = room(had) + blocks if blocks or states else room(had) + 1
     return Shortage(
         had.seq,
-        room(had) + blocks if blocks or states else room(had) + 1,
+        min(wanted, request.blocks) if request.current.ignore_headroom else wanted,
         slots(had) + states if states else 0,
     )

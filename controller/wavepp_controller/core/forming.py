@@ -48,6 +48,8 @@ class Forming:
         """Formations in a row that ended before a wave went through."""
         self._retry_at = 0.0
         self._next_rounds: dict[tuple[DaemonKey, Incarnation], RoundOrdinal] = {}
+        self._untold: set[DaemonKey] = set()
+        """Daemons of the present formation that nobody tells of its end."""
 
     def lead(self, epoch: Epoch | None, now: float) -> None:
         """Take or lose authority; round ordinals start anew with an epoch."""
@@ -105,7 +107,8 @@ class Forming:
         ended = self.present
         if ended is None:
             return
-        self._out.send(EndFormation(self._pipeline, ended.number, ended.fences(), cause.info()))
+        targets = tuple((key, fence) for key, fence in ended.fences() if key not in self._untold)
+        self._out.send(EndFormation(self._pipeline, ended.number, targets, cause.info()))
         self._out.count("formations_ended")
         self.drop(rounds)
         self._back_off(cause, now)
@@ -117,11 +120,17 @@ class Forming:
                 (key, self.present.daemons[key].record.incarnation): ordinal for key, ordinal in rounds.items()
             }
         self.present = None
+        self._untold.clear()
         self.members.formation_ended()
 
-    def lost(self, key: DaemonKey, incarnation: Incarnation, now: float, *, hold: bool) -> None:
-        """A daemon did not answer; with `hold`, leave this incarnation out until it must be alive."""
+    def lost(self, key: DaemonKey, incarnation: Incarnation, now: float, *, hold: bool, tell: bool = True) -> None:
+        """A daemon did not answer; with `hold`, leave this incarnation out until it must be alive.
+
+        Unless `tell`, it is not told of the formation's end: if it lives, it fences itself for want of heartbeats,
+        and comes back at once as somebody new, whom no hold concerns."""
         self.members.lost(key, incarnation, now + LOST_HOLD_S if hold else now)
+        if not tell:
+            self._untold.add(key)
 
     def reform(self, asked: ReformAsked) -> None:
         """Take the operator's overrides for the next formations; raises if they do not fit."""
@@ -212,7 +221,14 @@ def _check_shapes(shapes: tuple[StageShape, ...], stages: int, least_blocks: int
 
 def _check_wave_tokens(wave_tokens: int | None, block_tokens: int) -> None:
     """An operator who is there is told, where a start-up default is rounded (`align_wave_tokens`)."""
-    if wave_tokens is not None and (wave_tokens < block_tokens or wave_tokens % block_tokens):
+    if wave_tokens is None:
+        return
+    if wave_tokens > limits.MAX_WAVE_TOKENS:
+        limit = f"{block_tokens}..{limits.MAX_WAVE_TOKENS}"
+        raise InvalidRequest(
+            f"wave_tokens {wave_tokens} is not in {limit}", field="wave_tokens", value=wave_tokens, limit=limit
+        )
+    if wave_tokens < block_tokens or wave_tokens % block_tokens:
         raise InvalidRequest(
             f"{wave_tokens} is no multiple of the block size {block_tokens}",
             field="wave_tokens",

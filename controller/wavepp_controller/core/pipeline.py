@@ -118,9 +118,12 @@ class PipelineMachine:
 
     def end_formation(self, cause: WaveppError, now: float) -> None:
         """Requests that held cache fail, or try again if they may; the others queue again."""
+        served = self.serving
         rounds = self._drop_service()
         self.forming.end(cause, now, rounds)
         for request in self.book:
+            if served:  # a formation that never served has not interrupted the wait for one
+                request.unserved_since = now
             self.book.outlive(request, cause, self._config.attempts, now)
         self.consider(now)
 
@@ -226,7 +229,7 @@ class PipelineMachine:
 
     def lose(self, daemon: Daemon, why: str, now: float, *, hold: bool = True) -> None:
         """With `hold`, the incarnation is left out of formations until it must be alive."""
-        self.forming.lost(daemon.key, daemon.record.incarnation, now, hold=hold)
+        self.forming.lost(daemon.key, daemon.record.incarnation, now, hold=hold, tell=not hold)
         self._out.count("stages_lost")
         self.end_formation(causes.stage_lost(daemon, why), now)
 
@@ -266,7 +269,8 @@ class PipelineMachine:
         for request in self.book:
             if now - request.unserved_since > patience:
                 missing = self.forming.roster(now).missing
-                self.end(request, RequestInput.FAIL, causes.unserved(self.id, missing, self._config), now)
+                error = causes.unserved(self.id, missing, self.forming.last_fault, self._config)
+                self.end(request, RequestInput.FAIL, error, now)
 
     def _watch_stall(self, now: float) -> None:
         if self.service is None or not self.service.stalled:

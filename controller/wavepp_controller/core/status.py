@@ -176,7 +176,7 @@ def member_status(record: MemberRecord) -> DaemonStatus:
         version=record.version,
         groups=record.groups,
         host_pool_blocks=record.host_pool_blocks,
-        state_slots=record.state_slots,
+        state_slots=record.state_slots if CacheGroup.RECURRENT in record.groups else 0,
     )
 
 

@@ -60,7 +60,7 @@ def error_from_rpc(
     code, details = _code(rpc_error), _details(rpc_error)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _SIZE_TEXT in details:
         return errors.MessageTooLarge(details)
-    if code is grpc.StatusCode.UNAVAILABLE:
+    if code in _BROKEN:
         return unavailable(details or "the peer cannot be reached")
     cls = _BY_CODE.get(code)
     if cls is not None:
@@ -70,6 +70,10 @@ def error_from_rpc(
 
 # gRPC answers a message beyond the limit with this code and text only: there is nothing typed to read.
 _SIZE_TEXT: Final = "message larger than max"
+
+# A peer of ours that fails internally says so with a reason, and one whose handler raises is UNKNOWN. INTERNAL
+# alone is gRPC's: its asyncio client puts it over whatever ended a call when a write was under way at that moment.
+_BROKEN: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL)
 
 _BY_CODE: Final[dict[grpc.StatusCode, type[WaveppError]]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineExpired,

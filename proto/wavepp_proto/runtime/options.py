@@ -101,9 +101,18 @@ def engine_of(engine: str | None, model: str) -> str:
 
 
 def server_security(ca: Path | None, cert: Path | None, key: Path | None) -> ServerSecurity:
+    """Raises InvalidRequest when one of CA and certificate is there without the other: one direction of this process's
+    connections would be plain text without a word."""
+    from wavepp_proto.errors import InvalidRequest
     from wavepp_proto.runtime.channels import ServerSecurity
 
-    return ServerSecurity(ca if cert else None, cert, key)
+    for name, value, other, plain in (
+        ("tls_cert", cert or key, ca, "--tls-ca, without which peers would be reached in plain text"),
+        ("tls_ca", ca, cert, "--tls-cert and --tls-key, without which this process would serve plain text"),
+    ):
+        if value is not None and other is None:
+            raise InvalidRequest(f"--{name.replace('_', '-')} needs {plain}", field=name, value=str(value))
+    return ServerSecurity(ca, cert, key)
 
 
 def client_security(ca: Path | None, cert: Path | None, key: Path | None, server_name: str) -> ClientSecurity:

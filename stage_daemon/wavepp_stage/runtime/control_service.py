@@ -18,7 +18,7 @@ from wavepp_proto.runtime.logs import get_log
 from wavepp_proto.terms import Fence, JoinPlan, JoinReply
 from wavepp_proto.v1 import control_pb2 as pb
 from wavepp_proto.v1 import control_pb2_grpc
-from wavepp_stage.core.events import FormationEnd, JoinAsked
+from wavepp_stage.core.events import ControllerHeard, FormationEnd, JoinAsked
 from wavepp_stage.engine.base import EngineFacts, EnginePlan, LinkPlan, StageEngine
 from wavepp_stage.runtime.core_shell import CoreShell, ended_formation
 from wavepp_stage.runtime.engines import Equipment, engine_plan, link_plan, make_link
@@ -113,6 +113,13 @@ class ControlService(control_pb2_grpc.StageControlServicer):
             except BaseException:
                 link.close()
                 raise
+        try:
+            # The formation may have ended while its link was made: then nothing of it may begin.
+            self._core.post(ControllerHeard(plan.fence, time.monotonic()))
+        except WaveppError:
+            if link is not None:
+                link.close()
+            raise
         self._executor.begin(plan, link, facts.hidden)
         self.plan = plan
         self.idle.clear()

@@ -164,7 +164,7 @@ class StageDaemon:
         )  # fmt: skip
 
     def _state_slots(self, first: int, last: int) -> int:
-        """Slots are for recurrent layers: 0 where the band has none."""
+        """Slots are for recurrent layers: 0 where [first, last) has none."""
         recurrent = CacheGroup.RECURRENT in self.equipment.model.groups_of(first, last)
         return self.settings.state_slots if recurrent else 0
 
@@ -188,7 +188,8 @@ class StageDaemon:
             host_pool_blocks=settings.host_pool_blocks,
             protocol=limits.PROTOCOL_VERSION,
             groups=model.groups_of(first, last),
-            state_slots=self._state_slots(first, last),
+            # of any band: a reform may move recurrent layers to a stage that began without
+            state_slots=self._state_slots(0, model.layers),
             pid=os.getpid(),
             version=__version__,
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from wavepp_proto.errors import FormationEnded
+from wavepp_proto.errors import FormationEnded, StaleMessage
 from wavepp_proto.terms import Fence, JoinPlan, WaveOrdinal, WaveReport
 from wavepp_stage.runtime.running_formation import Report
 
@@ -28,24 +28,31 @@ class ReportLog:
         self._reports: deque[WaveReport] = deque()
         self._dropped: WaveOrdinal = WaveOrdinal(0)
         """The latest report that was let go without an acknowledgement."""
+        self._latest: WaveOrdinal = WaveOrdinal(0)
+        """The latest wave that was reported at all."""
 
     def __len__(self) -> int:
         return len(self._reports)
 
     def add(self, report: WaveReport) -> None:
         self._reports.append(report)
+        self._latest = max(self._latest, WaveOrdinal(report.fence.ordinal))
         if len(self._reports) > self._most:
             self._dropped = WaveOrdinal(self._reports.popleft().fence.ordinal)
 
     def acknowledge(self, reported: WaveOrdinal) -> None:
-        """The controller has the reports up to `reported`. A fault is kept: it is about no wave."""
+        """The controller has the reports up to `reported`. A fault is kept: it is about no wave.
+
+        Raises StaleMessage for a report that was never made: letting go of others for it would lose them."""
+        if reported > self._latest:
+            raise StaleMessage("no such wave was reported", field="reported_wave", value=reported, limit=self._latest)
         while self._reports and self._reports[0].error is None and self._reports[0].fence.ordinal <= reported:
             self._reports.popleft()
 
     def after(self, reported: WaveOrdinal) -> tuple[WaveReport, ...]:
         """What a controller that has the reports up to `reported` must hear again.
 
-        Raises FormationEnded when some of it is gone: that controller cannot go on."""
+        Raises FormationEnded when some of it is gone: that controller cannot go on. StaleMessage as `acknowledge`."""
         if reported < self._dropped:
             raise FormationEnded(
                 f"reports up to wave {self._dropped} are gone, wave {reported} was the last one heard",

@@ -13,6 +13,7 @@ from wavepp_proto.runtime.channels import ClientSecurity, ServerSecurity
 from wavepp_proto.terms import DaemonKey, PipelineId, Rank, StageIndex
 
 ENGINES = ("torch", "emulated")
+MAX_THREADS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,10 @@ class StageSettings:
         _between("pool_blocks", self.pool_blocks, 1, limits.MAX_POOL_BLOCKS)
         _between("host_pool_blocks", self.host_pool_blocks, 0, limits.MAX_POOL_BLOCKS)
         _between("state_slots", self.state_slots, 1, limits.MAX_STATE_SLOTS)
-        _between("wave_tokens", self.wave_tokens, self.block_tokens, 1 << 24)
+        _between("wave_tokens", self.wave_tokens, self.block_tokens, limits.MAX_WAVE_TOKENS)
         _between("lanes", self.lanes, 1, limits.MAX_LANES)
+        if self.threads is not None:
+            _between("threads", self.threads, 1, MAX_THREADS)
         if self.engine not in ENGINES:
             raise InvalidRequest(
                 f"unknown engine {self.engine!r}", field="engine", value=self.engine, limit=str(ENGINES)

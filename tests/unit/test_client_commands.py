@@ -1,0 +1,204 @@
+"""What `wavepp prefill` and `wavepp status` read and print, without a cluster."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from rich.console import Console
+from typer.testing import CliRunner
+
+from wavepp.__main__ import build_app
+from wavepp.commands import _status_tables as tables
+from wavepp.commands import prefill as prefill_command
+from wavepp.commands._shared import explain
+from wavepp.testing import Answer, FakeController
+from wavepp_proto.errors import DeadlineExpired
+from wavepp_proto.terms import StageIndex, Timings
+from wavepp_proto.v1 import admin_pb2, common_pb2
+
+PROSE = '{P0, P1} are stages\n\n{"token_ids": [1]}\n[2]\n'
+
+
+@pytest.mark.parametrize("name", ["notes.md", "prompts", "prompts.json", "-", "--file -"])
+def test_every_line_is_text_when_the_file_is_no_jsonl(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(PROSE))
+    (tmp_path / name).write_text(PROSE)
+    file = Path("-") if name == "--file -" else tmp_path / name
+    prompts = ["-"] if name == "-" else []
+    assert prefill_command._read(prompts, None if prompts else file, None) == [
+        "{P0, P1} are stages",
+        '{"token_ids": [1]}',
+        "[2]",
+    ]
+
+
+def test_every_line_is_an_object_when_the_file_is_jsonl(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"token_ids": [1, 2]}\n\n{"text": "one\u2028line"}\n', encoding="utf-8")
+    assert prefill_command._read([], file, None) == [[1, 2], "one\u2028line"]
+
+
+@pytest.mark.parametrize("line", ["prose", "[1]", '"text"', "7", '{"tokens": [1]}', "{"])
+def test_line_is_named_when_a_jsonl_file_holds_no_object(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, line: str
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(f'{{"text": "one"}}\n{line}\n')
+    with pytest.raises(typer.Exit) as caught:
+        prefill_command._read([], file, None)
+    assert caught.value.exit_code == 2
+    assert capsys.readouterr().err == "error: line 2 is not a JSON object with text or token_ids\n"
+
+
+def _prefilled(answer: Answer, *options: str) -> str:
+    """What `wavepp prefill` prints of one prompt that is answered so."""
+    with FakeController.sync(answer=answer) as controller:
+        arguments = ["prefill", "--tokens", "1,2,3", "--controller", controller.address, *options]
+        finished = CliRunner().invoke(build_app(), arguments, env={"COLUMNS": "200"})
+    assert finished.exit_code == 0, finished.stderr
+    return finished.stdout
+
+
+HELD = Answer(limiting_stage=StageIndex(1), best_stage_hit=688)
+NO_SNAPSHOT = Answer(cached_tokens=64, lost_to_snapshots=128)
+SHARED = Answer(cached_tokens=160, shared_tokens=160, timings=Timings(sharing_wait_ms=104.2))
+ALL = Answer(
+    cached_tokens=64, limiting_stage=StageIndex(0), best_stage_hit=96, lost_to_snapshots=16, shared_tokens=64,
+    timings=Timings(sharing_wait_ms=9.6),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("answer", "limits"),
+    [
+        (Answer(cached_tokens=64), ""),
+        (HELD, "stage 1 (another held 688)"),
+        (NO_SNAPSHOT, "no snapshot (192 held)"),
+        (SHARED, "waited 104 ms, saved 160"),
+        (ALL, "stage 0 (another held 96); no snapshot (80 held); waited 10 ms, saved 64"),
+    ],
+    ids=["nothing", "stage", "snapshot", "sharing", "all"],
+)
+def test_table_says_why_reuse_was_less(answer: Answer, limits: str) -> None:
+    (row,) = [line.split("│") for line in _prefilled(answer).splitlines() if line.startswith("│")]
+    assert row[5].strip() == limits
+
+
+def test_json_says_why_reuse_was_less() -> None:
+    found = json.loads(_prefilled(ALL, "--json"))
+    assert (found["lost_to_snapshots"], found["shared_tokens"]) == (16, 64)
+    assert found["timings"]["sharing_wait_ms"] == 9.6
+
+
+def test_text_prompt_is_told_the_options_when_there_is_no_tokenizer() -> None:
+    with FakeController.sync() as controller:
+        finished = CliRunner().invoke(build_app(), ["prefill", "text", "--controller", controller.address])
+    assert finished.exit_code == 1
+    assert finished.stderr == (
+        "prompt 0: error: TOKENIZER_UNAVAILABLE: the controller names no model folder for pipeline default: "
+        "give --tokenizer PATH of a copy of the model's folder, or give --tokens 1,2,3 "
+        "(field=tokenizer, pipeline=default)\n"
+    )
+
+
+# --- status --------------------------------------------------------------------------------------
+
+KEY = common_pb2.DaemonKey(pipeline="p", stage=1)
+ROOM = common_pb2.Capacity(
+    free_blocks=60, evictable_blocks=30, host_free_blocks=32, recurrent_free=1, recurrent_evictable=5
+)
+DAEMON = admin_pb2.StageStatus(
+    key=KEY, incarnation=7, address="a:1", engine="torch", first_layer=2, last_layer=4, pool_blocks=100,
+    host_pool_blocks=32, state_slots=8, capacity=ROOM, waves_done=9, heartbeat_age_ms=12,
+)  # fmt: skip
+LOST = common_pb2.Error(reason="STAGE_LOST", message="gone", fields={"stage": "1", "incarnation": "7"})
+
+
+def _pipeline(state: str, daemon: admin_pb2.StageStatus = DAEMON, **changes: Any) -> admin_pb2.PipelineStatus:
+    return admin_pb2.PipelineStatus(pipeline="p", state=state, stages=2, daemons=[daemon], **changes)
+
+
+def test_status_shows_what_is_in_use_when_the_pipeline_serves() -> None:
+    row = tables.stage_row(_pipeline("serving"), DAEMON)
+    assert row == ("1", "a:1", "torch", "2:4", "10+30/100", "0/32", "2+5/8", "9", "12")
+
+
+def test_status_shows_nothing_for_tiers_that_a_stage_does_not_have() -> None:
+    plain = admin_pb2.StageStatus(key=KEY, pool_blocks=4, capacity=common_pb2.Capacity(free_blocks=4))
+    assert tables.stage_row(_pipeline("serving", plain), plain)[4:7] == ("0+0/4", "-", "-")
+
+
+def test_status_says_that_a_stage_reconnects_when_its_streams_are_broken() -> None:
+    broken = admin_pb2.StageStatus(key=KEY, reconnecting=True, heartbeat_age_ms=300)
+    assert tables.stage_row(_pipeline("serving", broken), broken)[-1] == "reconnecting"
+
+
+@pytest.mark.parametrize(
+    ("state", "fault", "beat"),
+    [
+        ("forming", None, "-"),
+        ("forming", LOST, "-"),
+        ("broken", LOST, "lost"),
+        ("broken", common_pb2.Error(reason="STAGE_LOST", fields={"stage": "1"}), "lost"),
+        ("broken", common_pb2.Error(reason="STAGE_LOST", fields={"stage": "0", "incarnation": "7"}), "-"),
+        ("broken", common_pb2.Error(reason="STAGE_LOST", fields={"stage": "1", "incarnation": "6"}), "-"),
+        ("broken", common_pb2.Error(reason="LINK_FAULT", fields={"stage": "1"}), "-"),
+    ],
+    ids=["forming", "formed again", "lost", "unreachable", "another stage", "came back", "no loss"],
+)
+def test_status_shows_no_stage_as_alive_when_its_pipeline_does_not_serve(
+    state: str, fault: common_pb2.Error | None, beat: str
+) -> None:
+    row = tables.stage_row(_pipeline(state, last_fault=fault), DAEMON)
+    assert row == ("1", "a:1", "torch", "2:4", "-/100", "-/32", "-/8", "-", beat)
+
+
+def test_status_has_a_line_for_every_stage_when_one_is_missing() -> None:
+    table = tables.stages(_pipeline("broken", missing_stages=[0]))
+    assert list(table.columns[0].cells) == ["0", "1"]
+    assert list(table.columns[-1].cells) == ["missing", "-"]
+
+
+def test_status_cuts_no_figure_when_the_terminal_is_narrow() -> None:
+    out = io.StringIO()
+    far = admin_pb2.StageStatus()
+    far.CopyFrom(DAEMON)
+    far.address = "127.127.127.127:65535"
+    Console(file=out, width=80).print(tables.stages(_pipeline("serving", far)))
+    lines = [[cell.strip() for cell in line.split("│")] for line in out.getvalue().splitlines() if line[:1] == "│"]
+    assert "".join(cells[2] for cells in lines) == far.address
+    assert "".join(cells[5] for cells in lines) == "10+30/100"
+
+
+@pytest.mark.parametrize(("link", "said"), [("", ""), ("gloo", ", link gloo")])
+def test_status_names_the_link_only_when_there_is_one(link: str, said: str) -> None:
+    pipeline = _pipeline("forming", formation=3, model="m", link=link)
+    assert tables.title(pipeline) == f"p: forming, formation 3, m{said}, 0 queued, 0 running"
+
+
+@pytest.mark.parametrize(
+    ("state", "waiting_for", "said"),
+    [
+        ("hinted", "its turn", "waiting for its turn"),
+        ("hinted", "", "waiting for its turn"),
+        ("waiting", "capacity on stage 2", "waiting for capacity on stage 2"),
+        ("queued", "hashes", "queued, waiting for hashes"),
+        ("running", "", "running"),
+    ],
+)
+def test_status_says_what_a_request_waits_for(state: str, waiting_for: str, said: str) -> None:
+    assert tables.request_state(admin_pb2.RequestStatus(state=state, waiting_for=waiting_for)) == said
+
+
+def test_error_says_what_was_awaited_when_the_deadline_passed_before_a_turn() -> None:
+    error = DeadlineExpired("request r was hinted when its 5 ms were over", state="hinted")
+    assert explain(error) == (
+        "error: DEADLINE_EXPIRED: request r was waiting for its turn when its 5 ms were over (state=hinted)"
+    )
