@@ -114,7 +114,7 @@ def shapes_of(families: Set[str], layers: int) -> st.SearchStrategy[Shape]:
     return st.tuples(st.sampled_from(sorted(families)), st.booleans(), cuts, st.sampled_from([4, 16, 64]))
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(
     shape=shapes_of(tiny_models.FAMILIES.keys() - HYBRIDS, tiny_models.LAYERS), prompts=prompts,
     scattered=st.booleans(), tiers=st.booleans(), seed=st.integers(0, 2**32 - 1),
@@ -132,7 +132,7 @@ def test_logits_equal_unsplit_model_when_split_chunked_shared_and_batched(
     prefill_all(standing(root, *shape), prompts, scattered, tiers, seed, rng)
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(
     shape=shapes_of(HYBRIDS, tiny_models.HYBRID_LAYERS), prompts=prompts, scattered=st.booleans(),
     tiers=st.booleans(), seed=st.integers(0, 2**32 - 1), rng=st.randoms(use_true_random=False),

@@ -202,8 +202,7 @@ def test_keepalive_is_refused_when_the_server_would_answer_too_many_pings(
 @pytest.mark.parametrize(
     ("given", "field"),
     [
-        ({"cert": Path("c")}, "tls_cert"),
-        ({"key": Path("k")}, "tls_cert"),
+        ({"cert": Path("c"), "key": Path("k")}, "tls_cert"),
         ({"ca": Path("a")}, "tls_ca"),
     ],
 )

@@ -107,7 +107,7 @@ def server_security(ca: Path | None, cert: Path | None, key: Path | None) -> Ser
     from wavepp_proto.runtime.channels import ServerSecurity
 
     for name, value, other, plain in (
-        ("tls_cert", cert or key, ca, "--tls-ca, without which peers would be reached in plain text"),
+        ("tls_cert", cert if key else None, ca, "--tls-ca, without which peers would be reached in plain text"),
         ("tls_ca", ca, cert, "--tls-cert and --tls-key, without which this process would serve plain text"),
     ):
         if value is not None and other is None:
