@@ -49,7 +49,8 @@ ROUND_MS = (0.9, 0.475)
 over eight. (fixed part, for each stage)."""
 HASH_US_PER_TOKEN = 0.01
 """1.3 ms for 131,072 tokens in blocks of 64, same bench."""
-FOREVER_MS = 10**9
+FOREVER_MS = limits.MAX_DEADLINE_MS
+"""A day: longer than anything that is planned."""
 Told = Callable[[PrefillEvent, Timings | None], None]
 
 
@@ -215,10 +216,10 @@ def config_of(profile: Profile, policy: str, mode: str) -> ControllerConfig:
         link=LinkKind.GRPC,
         snapshot_tokens=profile.snapshot_tokens,
         default_deadline_ms=limits.MAX_DEADLINE_MS,
-        max_queued_requests=FOREVER_MS,
-        max_queued_tokens=FOREVER_MS * 1000,
-        heartbeat_ms=FOREVER_MS,
-        silence_ms=FOREVER_MS * 2,
+        max_queued_requests=1 << 20,
+        max_queued_tokens=1 << 40,
+        heartbeat_ms=FOREVER_MS - 1,
+        silence_ms=FOREVER_MS,
         round_deadline_ms=FOREVER_MS,
         announce_deadline_ms=FOREVER_MS,
         wave_timeout_ms=FOREVER_MS,
