@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -105,7 +106,7 @@ class SimStage:
                     self.copier.start(lot)
                 case ev.SelfFenced(silent_s):
                     fenced = next((a.formation for a in actions if isinstance(a, ev.FormationEnded)), 0)
-                    self.process.after(0.0, lambda formation=fenced: self._fenced(formation))  # type: ignore[misc]
+                    self.process.after(0.0, partial(self._fenced, fenced))
                     self.world.note(self.process.name, f"fences itself after {silent_s * 1e3:.0f} ms", "stage")
         return actions
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import numpy as np
 
@@ -133,7 +134,7 @@ def tier_sections() -> dict[str, dict[str, float]]:
             name = "materialise, a slice, off-loading" + (" and bringing back" if hit else "")
             timed.run(name, lambda: cache.materialise(hold))
             for lot in cache.take_lots():
-                timed.run("copies ended, one lot", lambda: cache.copied(lot.number, True))  # noqa: B023 (called at once)
+                timed.run("copies ended, one lot", partial(cache.copied, lot.number, True))
         cache.publish(hold, tokens)
         cache.release(hold)
     cache.check()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heappop, heappush
 
 from tests.harness.planning import daemon
@@ -154,7 +155,7 @@ class Loop:
         for place, costs in enumerate(self.stages):
             took = costs.wave_us(chunks) * self.noise(ordinal, place) / 1e6
             arrived = self._free[place] = max(self._free[place], arrived) + took
-            self._at(arrived + self.hop_s, lambda place=place, took=took: self._report(ordinal, rows, place, took))  # type: ignore[misc]
+            self._at(arrived + self.hop_s, partial(self._report, ordinal, rows, place, took))
 
     def _report(self, ordinal: WaveOrdinal, rows: tuple[Row, ...], stage: int, took: float) -> None:
         self.policy.observe(daemon(stage), rows, 0, StageTimes(compute_us=round(took * 1e6)), self.now)
@@ -165,4 +166,4 @@ class Loop:
             if row.final:
                 began, prompt, client = self._begun[row.key]
                 self.finished.append((began, self.now, prompt))
-                self._at(self.now + self.return_s, lambda client=client: self._begin_round(client))  # type: ignore[misc]
+                self._at(self.now + self.return_s, partial(self._begin_round, client))
