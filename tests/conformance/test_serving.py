@@ -150,7 +150,7 @@ async def test_cancel_and_deadline_at_any_moment_leave_nothing_held(seed: int) -
                 return "finished"
             except asyncio.CancelledError:
                 return "cancelled"
-            except (errors.Cancelled, errors.DeadlineExpired) as error:
+            except (errors.Cancelled, errors.DeadlineExpired, errors.TooLate) as error:
                 return error.reason
 
         outcomes = await asyncio.gather(*(one(index) for index in range(40)))

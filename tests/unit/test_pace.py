@@ -83,3 +83,20 @@ def test_nobody_is_refused_when_no_rate_is_known() -> None:
     pipeline.hold = set()
     pipeline.release_held()
     assert isinstance(pipeline.outcome("a"), Finished)
+
+
+def test_nobody_is_refused_for_what_lone_waves_took() -> None:
+    """One wave at a time goes through all stages: that is how long a wave takes, not how much work gets done."""
+    pipeline = FakePipeline()
+    pipeline.hold = {SendWave}
+    for number in range(8):
+        pipeline.submit(f"alone {number}", 64, seed=number)
+        pipeline.pass_time(0.5)
+        pipeline.release_held()
+    pipeline.submit("long", 1024, seed=20)
+    pipeline.submit("short of time", 20, seed=21, deadline_ms=1500)
+    assert pipeline.state("short of time") == "admitted"
+    pipeline.hold = set()
+    pipeline.release_held()
+    assert isinstance(pipeline.outcome("short of time"), Finished)
+    assert pipeline.nothing_held()

@@ -114,14 +114,16 @@ class Execution:
         daemon = self._formation.daemons[key]
         daemon.has(report.capacity)
         daemon.spent(report.times)
+        busy = not self.ring.room
         reported = self.ring.report(key, report)
         daemon.waves_done += 1
         self._policy.observe(key, reported.flight.rows, report.void_bitmap, report.times, now)
         outcomes = Outcomes()
         if reported.slot_freed:
             self._flying.pop(reported.flight.ordinal, None)
-            computed = (r.length for i, r in enumerate(reported.flight.rows) if not report.void_bitmap >> i & 1)
-            self.pace.worked(sum(computed), now - self._moved)
+            if busy:
+                computed = (r.length for i, r in enumerate(reported.flight.rows) if not report.void_bitmap >> i & 1)
+                self.pace.worked(sum(computed), now - self._moved)
             self._moved = now
             outcomes.wave_ended = True
             self._complete(reported.flight, report, outcomes)

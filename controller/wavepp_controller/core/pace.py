@@ -1,8 +1,8 @@
 """How fast a pipeline works, and when a request behind others would start (DESIGN.md section 6, verdicts).
 
-Owns the rate over the last few seconds of WORK: idle time says nothing about speed. Pure numbers, fed by
-`execution` with what the last stage reports. Knows no rate until there was enough work to measure, and
-then nobody is refused.
+Owns the rate over the last few seconds of WORK with a full ring: idle time says nothing about speed, nor does the
+time that a lone wave takes through all stages. Pure numbers, fed by `execution` with what the last stage reports.
+Knows no rate until there was enough work to measure, and then nobody is refused.
 """
 
 from __future__ import annotations
