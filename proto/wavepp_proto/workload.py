@@ -31,6 +31,8 @@ TRACE_BLOCK_TOKENS = 512
 """A hash id of a Mooncake trace names a prefix up to the end of this many more tokens."""
 GOOD_HIT = 0.9
 """A hit is good if it reuses at least this share of what an endless cache would have."""
+MOMENT_S = 0.03
+"""Requests of a closed loop that end within so long of each other ended at once: they shared a wave."""
 LENGTHS = {"glm": (128_000, 260_000), "minimax": (129_000, 195_000), "k3": (131_072, 262_144)}
 """(short, long) prompts in tokens by model."""
 FAMILIES = ("short_cold", "long_cold", "short_reuse", "long_reuse", "mixed", "suffix4k")

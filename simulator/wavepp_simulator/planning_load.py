@@ -12,7 +12,7 @@ from wavepp_controller.core.config import ControllerConfig
 from wavepp_proto.errors import InternalError, from_info
 from wavepp_proto.profile import Profile
 from wavepp_proto.terms import Admitted, Failed, Finished, PipelineId, PrefillEvent, RequestId, Timings
-from wavepp_proto.workload import Family, Prompt, Workload
+from wavepp_proto.workload import MOMENT_S, Family, Prompt, Workload
 from wavepp_simulator.planning import Deployment, Overheads
 from wavepp_simulator.timed_engine import Ran
 
@@ -57,6 +57,9 @@ class Load:
         self.ended: list[Asked] = []
         self._family: Family | None = None
         self._numbers = 0
+        """Requests so far, preloaded ones included."""
+        self._drawn = 0
+        """Prompts of the family so far."""
 
     def play(self, workload: Workload, most_measured: int | None = None) -> Played:
         """`most_measured` requests of a closed loop instead of max(2c, LEAST_MEASURED)."""
@@ -69,7 +72,7 @@ class Load:
         for one in workload.arrivals:
             self._at(base + one.at_s, one.prompt)
         self.deployment.run(lambda: len(self.ended) == len(workload.arrivals))
-        return self._played(0, base)
+        return self._played(0, base, self.deployment.now)
 
     def _preload(self, prompts: tuple[Prompt, ...]) -> None:
         """Every replica computes the prefixes that caches are to hold."""
@@ -82,20 +85,37 @@ class Load:
         self.ended.clear()
 
     def _closed(self, family: Family, count: int) -> Played:
-        warm = family.concurrency
+        """What is asked and what of it is measured, as `wavepp bench` has it."""
         self._family = family
         for _ in range(family.concurrency):
             self._next()
-        self.deployment.run(lambda: len(self.ended) >= warm)
-        start = self.deployment.now
-        # Several end at one moment where they shared a wave: none of them is counted, or all are.
-        first = sum(one.ended_at is not None and one.ended_at <= start for one in self.ended)
+        self.deployment.run(lambda: len(self.ended) >= family.concurrency)
+        start = self._settle(family.concurrency)
+        first = len(self.ended)
         self.deployment.run(lambda: len(self.ended) >= first + count)
+        end = self._settle(family.concurrency)
         self._family = None
-        return self._played(first, start)
+        return self._played(first, start, end)
 
-    def _played(self, first: int, start: float) -> Played:
-        end = self.deployment.now
+    def _settle(self, concurrency: int) -> float:
+        """Until nobody has ended for a moment, or as many have as can share a wave; when the last one ended.
+
+        All that shared a wave are counted, or none."""
+        most = len(self.ended) + concurrency
+        while len(self.ended) < most:
+            ended, quiet = len(self.ended), self._last_s + MOMENT_S
+            self.deployment.agenda.at(quiet, lambda: None)
+            while len(self.ended) == ended and self.deployment.now < quiet:
+                self.deployment.agenda.step()
+            if len(self.ended) == ended:
+                break
+        return self._last_s
+
+    @property
+    def _last_s(self) -> float:
+        return self.ended[-1].ended_at or 0.0
+
+    def _played(self, first: int, start: float, end: float) -> Played:
         stages = self.deployment.stages
         ran = {str(key): stage.ran for key, stage in stages.items()}
         copied = sum(stage.copied_blocks for stage in stages.values())
@@ -103,7 +123,8 @@ class Load:
 
     def _next(self) -> None:
         if self._family is not None:
-            self._submit(self._family.prompt(self._numbers))
+            self._drawn += 1
+            self._submit(self._family.prompt(self._drawn - 1))
 
     def _at(self, at: float, prompt: Prompt) -> None:
         self.deployment.agenda.at(at, lambda: self._submit(prompt))
