@@ -23,6 +23,8 @@ class Asker:
     cache_salt: str
     deadline_s: float
     """Of each request, from when it is sent."""
+    request_prefix: str = ""
+    """Request `number` is named so and its number; empty leaves names to the client."""
 
     async def __call__(self, number: int, prompt: Prompt, due_s: float) -> Sample:
         token_ids = prompt.packed(self.vocabulary)
@@ -30,7 +32,11 @@ class Asker:
         blank = Sample(number, prompt.kind, due_s, sent_s, sent_s, prompt.tokens, prompt.reusable_tokens)
         try:
             result = await self.client.prefill(
-                token_ids, pipeline=self.pipeline, deadline=self.deadline_s, cache_salt=self.cache_salt
+                token_ids,
+                pipeline=self.pipeline,
+                deadline=self.deadline_s,
+                cache_salt=self.cache_salt,
+                request_id=f"{self.request_prefix}{number}" if self.request_prefix else None,
             )
         except WaveppError as error:
             return blank._replace(ended_s=self.clock.now(), reason=error.reason)

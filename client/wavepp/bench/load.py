@@ -14,14 +14,10 @@ from typing import Protocol
 
 from wavepp.bench.measure import Sample
 from wavepp.bench.window import Window
-from wavepp_proto.workload import Arrival, Prompt
+from wavepp_proto.workload import MOMENT_S, Arrival, Prompt
 
 Ask = Callable[[int, Prompt, float], Awaitable[Sample]]
 """Sends prompt `number`, due at that many seconds, and says what came of it. Raises nothing but cancellation."""
-
-
-MOMENT_S = 0.03
-"""Requests that end within so long of each other ended at once."""
 
 
 class Clock(Protocol):
@@ -55,12 +51,16 @@ class Extent:
     """Requests that end before the measured part, at least."""
     requests: int
     seconds: float
+    tail: bool = True
+    """Whether requests that are under way at the end of the measured part are answered, or given up."""
 
 
 async def closed_loop(
     ask: Ask, prompt: Callable[[int], Prompt], concurrency: int, extent: Extent, window: Window, clock: Clock
 ) -> None:
-    """`concurrency` slots, each of which sends its next prompt when its last one has ended; until all are answered."""
+    """`concurrency` slots, each of which sends its next prompt when its last one has ended.
+
+    Until all are answered; without a tail, until the window is closed."""
     numbers = itertools.count()
 
     async def slot() -> None:
@@ -69,9 +69,12 @@ async def closed_loop(
             window.add(await ask(number, prompt(number), clock.now()))
 
     async with asyncio.TaskGroup() as loop:
-        loop.create_task(_open_and_close(extent, concurrency, window, clock))
-        for _ in range(concurrency):
-            loop.create_task(slot())
+        measuring = loop.create_task(_open_and_close(extent, concurrency, window, clock))
+        slots = [loop.create_task(slot()) for _ in range(concurrency)]
+        if not extent.tail:
+            await measuring
+            for one in slots:
+                one.cancel()
 
 
 async def _open_and_close(extent: Extent, concurrency: int, window: Window, clock: Clock) -> None:

@@ -7,6 +7,7 @@ Owns the order within a cell: preload, load with its warm-up, status and CPU met
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -47,6 +48,10 @@ class Options:
     """In an open loop."""
     profile: Profile | None = None
     speed_up: float = 1.0
+    request_prefix: str = ""
+    """Names requests by their number, for whoever looks them up in traces; empty leaves names to the client."""
+    tail: bool = True
+    """Whether requests under way at the end of a closed loop's measured part are answered, or given up."""
 
 
 class RunningCell:
@@ -64,6 +69,8 @@ class RunningCell:
         self._between_s = 0.0
         self._foreign = 0
         self.window = Window(options.expected)
+        self.began_ns = 0
+        """Wall clock when the load began: where the samples' seconds count from."""
 
     async def measure(self) -> None:
         """Raises what a preload failed with, and InvalidRequest for prompts that do not fit the pipeline's window."""
@@ -83,12 +90,13 @@ class RunningCell:
 
     async def _load(self, source: Family | Trace) -> None:
         cell, clock = self._cell, LoopClock()
+        self.began_ns = time.time_ns()
         ask = self._asker(clock)
         if isinstance(source, Family):
             assert cell.concurrency is not None
             for number in range(FIRST_PROMPTS):
                 self._check(self._prompt(source.prompt(number)))
-            extent = _extent(cell, cell.concurrency)
+            extent = _extent(cell, cell.concurrency, self._options.tail)
             await closed_loop(
                 ask, lambda number: self._prompt(source.prompt(number)), cell.concurrency, extent, self.window, clock
             )
@@ -199,7 +207,10 @@ class RunningCell:
 
     def _asker(self, clock: LoopClock) -> Asker:
         options, about = self._options, self._about
-        return Asker(self._client, clock, about.pipeline, about.vocabulary, options.cache_salt, options.deadline_s)
+        return Asker(
+            self._client, clock, about.pipeline, about.vocabulary, options.cache_salt, options.deadline_s,
+            options.request_prefix,
+        )  # fmt: skip
 
     def _prompt(self, prompt: Prompt) -> Prompt:
         return scaled(prompt, self._cell.scale, self._about.block_tokens)
@@ -216,11 +227,11 @@ class RunningCell:
             )  # fmt: skip
 
 
-def _extent(cell: Cell, concurrency: int) -> Extent:
+def _extent(cell: Cell, concurrency: int, tail: bool) -> Extent:
     warmup = concurrency if cell.warmup is None else cell.warmup
     if cell.requests is not None:
-        return Extent(warmup, cell.requests, 0.0)
-    return Extent(warmup, 2 * concurrency, cell.seconds)
+        return Extent(warmup, cell.requests, 0.0, tail)
+    return Extent(warmup, 2 * concurrency, cell.seconds, tail)
 
 
 def _rounded(sample: Sample) -> list[object]:
