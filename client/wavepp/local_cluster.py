@@ -92,8 +92,9 @@ class LocalCluster:
         argv = ["wavepp_controller", *self._common(), "--listen", listen or plan.listen]
         argv += ["--wave-tokens", str(plan.wave_tokens), "--silence-ms", str(plan.silence_ms)]
         argv += ["--snapshot-tokens", str(plan.snapshot_tokens)]
-        for name, value in (("headroom-blocks", plan.headroom_blocks), ("share-tokens", plan.share_tokens)):
-            argv += [f"--{name}", str(value)] if value is not None else []
+        for name in ("headroom_blocks", "share_tokens", "policy", "mode", "min_wave_tokens", "fills"):
+            value = getattr(plan, name)
+            argv += [f"--{name.replace('_', '-')}", str(value)] if value is not None else []
         if plan.link:
             argv += ["--link", plan.link]
         return await self._spawn("controller", argv)

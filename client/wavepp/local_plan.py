@@ -36,6 +36,12 @@ class LocalPlan:
     """Bands first:last, one a stage; empty splits evenly."""
     block_tokens: int = 64
     wave_tokens: int = 16_384
+    policy: str | None = None
+    """How the controller plans waves; None leaves it to the controller, as with the next three."""
+    mode: str | None = None
+    """How admission and execution share time."""
+    min_wave_tokens: int | None = None
+    fills: int | None = None
     link: str | None = None
     device: str = "cpu"
     dtype: str = "float32"
