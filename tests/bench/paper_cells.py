@@ -121,10 +121,8 @@ def play(task: Task) -> dict[str, Any]:
         best = oracle(profile, family, task.measured)
         found: dict[str, Any] = {"work_of_bound": best.fraction_of_bound, "budget": best.budget}
     else:
-        cold = not any(family.prompt(number).reusable_tokens for number in range(4))
-        device = with_block_tokens(profile, COLD_BLOCK_TOKENS) if cold else profile
-        played = Load(device, config_of(device, task.policy, task.mode), task.overheads, 1).play(family, task.measured)
-        found = {**summarise(device, played), "timeline": _timeline(played)}
+        device, played = in_virtual_time(task, task.measured)
+        found = {**summarise(device, played), "timeline": timeline(played)}
     return {
         "name": task.name,
         "model": task.model,
@@ -139,7 +137,16 @@ def play(task: Task) -> dict[str, Any]:
     }
 
 
-def _timeline(played: Played) -> dict[str, list[list[float]]]:
+def in_virtual_time(task: Task, measured: int) -> tuple[Profile, Played]:
+    """The devices, and the task's cell played on them until so many requests are measured."""
+    profile, family = profile_of(task.model), task.family
+    cold = not any(family.prompt(number).reusable_tokens for number in range(4))
+    device = with_block_tokens(profile, COLD_BLOCK_TOKENS) if cold else profile
+    load = Load(device, config_of(device, task.policy, task.mode), task.overheads, 1)
+    return device, load.play(family, measured)
+
+
+def timeline(played: Played) -> dict[str, list[list[float]]]:
     """[start, end, tokens, rows] of the last waves of each stage; seconds before the end of what is measured."""
     return {
         name: [
@@ -159,20 +166,20 @@ def profile_of(model: str) -> Profile:
 def code(mode: str, policy: str) -> str:
     """A digest of the code that decides what comes out: a policy's own files are none of the others' business."""
     digest = hashlib.sha256()
-    files = _files(OF_ORACLES) if mode == ORACLE[0] else [*_files(SHARED), *_controller(policy)]
-    for path in files:
+    for path in files(OF_ORACLES) if mode == ORACLE[0] else [*files(SHARED), *controller_files(policy)]:
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
-def _files(places: tuple[str, ...]) -> list[Path]:
+def files(places: tuple[str, ...]) -> list[Path]:
+    """The Python files of these folders and modules, in order."""
     every = (
         path for place in places for path in ([Path(place)] if place.endswith(".py") else Path(place).glob("*.py"))
     )
     return sorted(every)
 
 
-def _controller(policy: str) -> list[Path]:
+def controller_files(policy: str) -> list[Path]:
     """Modules that the controller's machine imports, those of other policies' planners left out."""
     found: set[str] = set()
     ahead = ["machine"]
