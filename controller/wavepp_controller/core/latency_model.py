@@ -1,130 +1,73 @@
-"""How long a wave takes on each stage of one pipeline, learnt from wave reports (DESIGN.md section 7).
+"""How long a wave takes on each stage of one pipeline, as learnt from wave reports (DESIGN.md section 7).
 
-Owns, per daemon, the coefficients of `wavepp_proto.profile` (c per wave, b per token, a per pair, g per prefix token
-and chunk), fitted online: relative errors, no negative coefficient, outliers weighed down, old waves forgotten. Knows
-how wrong it has been lately and says whether it may be planned with. Outlives formations: `pipeline` owns it. Memory
-and work per report are constant. Does not read a profile: a calibration may seed it.
+Owns the models of a pipeline's daemons by place (stage, rank), and what each was learnt of: an engine and a band of
+layers. Outlives formations: `pipeline` owns it and says who serves where, so that what was learnt of another band is
+scaled, and what was learnt of another engine or model forgotten. Does not read a profile: a calibration may seed it.
+The fit of one daemon is `stage_model`'s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
-from wavepp_controller.core.nnls import solve_nonnegative
+from wavepp_controller.core.stage_model import SEEDED_ERROR, StageModel, demand_of
 from wavepp_proto.errors import InvalidRequest
 from wavepp_proto.profile import Demand, Profile, StageCosts
-from wavepp_proto.terms import DaemonKey, Row, StageTimes
+from wavepp_proto.terms import DaemonKey, MemberRecord, Row, StageTimes
 
-UNITS = (1.0, 1e4, 1e9, 1e5)
-"""Waves, tokens, pairs and prefix tokens are counted in these: columns of like size."""
-MEMORY = 256
-"""Waves that the past is worth..."""
-DRIFT_MEMORY = 16
-"""...and while it predicts badly: the device has changed, or was never known."""
-AFTER_DRIFT = 0.05
-"""What is left of the past when predictions become bad."""
-PULL = (1e-3, 1e-4, 1e-4, 1e-3)
-"""How firmly a coefficient stays where it was, as a part of what its own column says: it decides only what waves of
-one shape leave open. What cannot be told apart counts as tokens and pairs first: they are what most time goes into."""
-ERROR_MEMORY = 8
-"""Predictions that the known error averages over."""
-FIRST_FIT = 8
-"""Reports before a model that nothing seeded may be believed."""
-OUTLIER = 3.0
-"""Times the known error from which on a report counts less."""
-LEAST_OUTLIER = 0.02
-BELIEVED_ERROR = 0.15
-"""Most relative error of recent predictions that one may plan with."""
-SEEDED_ERROR = 0.1
+Place = tuple[int, int]
+"""(stage, rank)."""
 
 
-def demand_of(rows: Iterable[Row], void_bitmap: int = 0) -> Demand:
-    """What one wave asks of every stage; void rows compute nothing."""
-    tokens = prefix = 0
-    pairs = 0.0
-    for index, row in enumerate(rows):
-        if void_bitmap >> index & 1:
-            continue
-        tokens += row.length
-        pairs += row.start * row.length + row.length * row.length / 2
-        prefix += row.start
-    return Demand(1.0, tokens, pairs, prefix)
+class Served(NamedTuple):
+    """What a daemon's times depend on, as far as it registers it."""
 
+    engine: str
+    model: str
+    """Fingerprint."""
+    ranks: int
+    first_layer: int
+    last_layer: int
 
-@dataclass(slots=True)
-class StageModel:
-    """One daemon's coefficients, and how well they have predicted."""
+    @classmethod
+    def of(cls, record: MemberRecord) -> Served:
+        model = record.model.fingerprint
+        return cls(record.engine, model, record.ranks, record.first_layer, record.last_layer)
 
-    costs: StageCosts = field(default_factory=StageCosts)
-    error: float = 1.0
-    """Mean relative error of the last predictions, each made before its report."""
-    samples: int = 0
-    seeded: bool = False
-    _normal: list[list[float]] = field(default_factory=lambda: [[0.0] * 4 for _ in range(4)])
-    _right: list[float] = field(default_factory=lambda: [0.0] * 4)
-
-    @property
-    def believed(self) -> bool:
-        return self.error <= BELIEVED_ERROR and (self.seeded or self.samples >= FIRST_FIT)
-
-    def observe(self, demand: Demand, took_us: float) -> None:
-        """One wave, `took_us` > 0 of computing."""
-        predicted = self.costs.demand_us(demand)
-        scale = max(took_us, predicted)
-        wrong = abs(took_us - predicted) / scale
-        limit = max(LEAST_OUTLIER, OUTLIER * self.error)
-        weight = min(1.0, limit / wrong) if wrong else 1.0
-        self._add([part / unit / scale for part, unit in zip(demand, UNITS, strict=True)], took_us / scale, weight)
-        self._judge(wrong)
-        self._fit()
-
-    def _judge(self, wrong: float) -> None:
-        """Note how wrong a prediction was; when that is no longer to be believed, the past says little."""
-        was_right = self.error <= BELIEVED_ERROR
-        gain = 1 / ERROR_MEMORY if self.seeded else max(1 / ERROR_MEMORY, 2 / (self.samples + 2))
-        self.error += (wrong - self.error) * gain
-        self.samples += 1
-        if was_right and self.error > BELIEVED_ERROR:
-            self._normal = [[AFTER_DRIFT * value for value in row] for row in self._normal]
-            self._right = [AFTER_DRIFT * value for value in self._right]
-
-    def _add(self, columns: Sequence[float], value: float, weight: float) -> None:
-        keep = 1.0 - 1.0 / (MEMORY if self.error <= BELIEVED_ERROR else DRIFT_MEMORY)
-        for i, one in enumerate(columns):
-            row, factor = self._normal[i], weight * one
-            for j, other in enumerate(columns):
-                row[j] = keep * row[j] + factor * other
-            self._right[i] = keep * self._right[i] + factor * value
-
-    def _fit(self) -> None:
-        """The coefficients nearest to the present ones among those that explain the reports best."""
-        before = _scaled(self.costs)
-        matrix = [list(row) for row in self._normal]
-        right = list(self._right)
-        least = 1e-12 * max(row[i] for i, row in enumerate(matrix))
-        for i, pull in enumerate(PULL):
-            firm = pull * matrix[i][i] + least
-            matrix[i][i] += firm
-            right[i] += firm * before[i]
-        found = solve_nonnegative(matrix, right)
-        self.costs = StageCosts(*(value / unit for value, unit in zip(found, UNITS, strict=True)))
+    def scale_from(self, before: Served) -> float | None:
+        """How many times as much work as `before` a wave is; None if the two cannot be compared."""
+        if self[:3] != before[:3]:
+            return None
+        return (self.last_layer - self.first_layer) / max(1, before.last_layer - before.first_layer)
 
 
 class LatencyModel:
     def __init__(self) -> None:
-        self._stages: dict[tuple[int, int], StageModel] = {}
-        """By (stage, rank)."""
+        self._stages: dict[Place, StageModel] = {}
+        self._served: dict[Place, Served] = {}
+        """What the model of a place was learnt of; none of a calibration, which is believed to be of these devices."""
+
+    def serve(self, records: Iterable[MemberRecord]) -> None:
+        """These daemons serve from now on: keep what was learnt of the like, scale or forget the rest."""
+        known, before = self._stages, self._served
+        self._stages, self._served = {}, {}
+        for record in records:
+            place, served = _place(record.key), Served.of(record)
+            self._served[place] = served
+            model, was = known.get(place), before.get(place, served)
+            factor = served.scale_from(was)
+            if model is not None and factor is not None:
+                self._stages[place] = model if was == served else model.scaled(factor)
 
     def observe(self, key: DaemonKey, rows: Sequence[Row], void_bitmap: int, times: StageTimes) -> None:
         """One daemon's report of one wave; a wave that computed nothing tells nothing."""
         demand = demand_of(rows, void_bitmap)
         if demand.tokens and times.compute_us > 0:
-            place = (int(key.stage), int(key.rank))
-            model = self._stages.get(place)
+            model = self._stages.get(_place(key))
             if model is None:
-                model = self._stages[place] = StageModel()
+                model = self._stages[_place(key)] = StageModel()
             model.observe(demand, times.compute_us)
 
     def believed(self, stages: int) -> bool:
@@ -144,16 +87,19 @@ class LatencyModel:
         return self.slowest(demand).demand_us(demand) if self.believed(stages) else None
 
     def stage(self, key: DaemonKey) -> StageModel | None:
-        return self._stages.get((int(key.stage), int(key.rank)))
+        return self._stages.get(_place(key))
 
     # --- kept between lives ---------------------------------------------------------------------
 
     def to_data(self) -> dict[str, Any]:
         """For JSON."""
-        return {
-            f"{stage}.{rank}": {**asdict(model.costs), "error": model.error, "samples": model.samples}
-            for (stage, rank), model in sorted(self._stages.items())
-        }
+        data: dict[str, Any] = {}
+        for place, model in sorted(self._stages.items()):
+            said = {**asdict(model.costs), "error": model.error, "samples": model.samples}
+            if place in self._served:
+                said["served"] = self._served[place]._asdict()
+            data[f"{place[0]}.{place[1]}"] = said
+        return data
 
     def seed(self, data: Mapping[str, Any]) -> None:
         """Begin with what `to_data` once said; stages that have reported since keep what they know.
@@ -162,15 +108,19 @@ class LatencyModel:
         """
         if not isinstance(data, Mapping):
             raise InvalidRequest("not a latency model", field="model_file", value=str(data)[:40])
-        for place, said in data.items():
+        for name, said in data.items():
             try:
-                stage, rank = (int(part) for part in place.split("."))
-                costs = StageCosts(*(_finite(said[name]) for name in ("c_us", "b_us", "a_us", "g_us")))
+                stage, rank = (int(part) for part in name.split("."))
+                costs = StageCosts(*(_finite(said[part]) for part in ("c_us", "b_us", "a_us", "g_us")))
                 error = _finite(said.get("error", SEEDED_ERROR))
+                served = _served(said["served"]) if "served" in said else None
             except (ValueError, TypeError, KeyError, AttributeError) as wrong:
-                raise InvalidRequest(f"not a latency model: {wrong!r}", field="model_file", value=place) from wrong
-            if (stage, rank) not in self._stages:
-                self._stages[stage, rank] = StageModel(costs, min(error, SEEDED_ERROR), seeded=True)
+                raise InvalidRequest(f"not a latency model: {wrong!r}", field="model_file", value=name) from wrong
+            if (stage, rank) in self._stages:
+                continue
+            self._stages[stage, rank] = StageModel(costs, min(error, SEEDED_ERROR), seeded=True)
+            if served is not None:
+                self._served[stage, rank] = served
 
 
 def seed_of(profile: Profile) -> dict[str, Any]:
@@ -178,9 +128,13 @@ def seed_of(profile: Profile) -> dict[str, Any]:
     return {f"{number}.0": asdict(stage.costs) for number, stage in enumerate(profile.stages)}
 
 
-def _scaled(costs: StageCosts) -> tuple[float, ...]:
-    values = (costs.c_us, costs.b_us, costs.a_us, costs.g_us)
-    return tuple(value * unit for value, unit in zip(values, UNITS, strict=True))
+def _place(key: DaemonKey) -> Place:
+    return int(key.stage), int(key.rank)
+
+
+def _served(said: Mapping[str, Any]) -> Served:
+    numbers = (int(said[name]) for name in ("ranks", "first_layer", "last_layer"))
+    return Served(str(said["engine"]), str(said["model"]), *numbers)
 
 
 def _finite(value: Any) -> float:

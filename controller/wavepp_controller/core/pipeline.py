@@ -41,7 +41,7 @@ class PipelineMachine:
         self.book = RequestBook(pipeline, out)
         self.index = ReuseIndex()
         self.latency = LatencyModel()
-        """What its stages were learnt to need; outlives formations."""
+        """What its stages were learnt to need; outlives formations, and is told what each serves."""
         self.hearing = Hearing(self, config, out)
         self.service: Service | None = None
         self.stalled_since: float | None = None
@@ -207,6 +207,7 @@ class PipelineMachine:
 
     def _serve(self, formation: PipelineFormation, now: float) -> None:
         facts, rounds = self.forming.serve(formation)
+        self.latency.serve(daemon.record for daemon in formation.daemons.values())
         service = Service(formation, facts, self.book, self.index, rounds, self.latency, self._config, self._out, now)
         self.service = service
         digests.expect(self.index, formation, now)

@@ -19,11 +19,12 @@ from math import exp, log
 from typing import NamedTuple
 
 from wavepp_controller.core.flight_clock import FlightClock
-from wavepp_controller.core.latency_model import LatencyModel, demand_of
+from wavepp_controller.core.latency_model import LatencyModel
 from wavepp_controller.core.makespan import best_waves, fewest_waves
 from wavepp_controller.core.plan_mpu import MpuPolicy
 from wavepp_controller.core.planner import Lane
 from wavepp_controller.core.planning import Decision, InFlight, PlanView
+from wavepp_controller.core.stage_model import demand_of
 from wavepp_controller.core.time_budget import TimeBudget
 from wavepp_proto.profile import Chunk, Demand, StageCosts
 from wavepp_proto.terms import DaemonKey, HoldKey, Row, StageTimes, WaveOrdinal
@@ -37,7 +38,9 @@ MOST_WORSE = 0.03
 SMALL = 0.9
 """Part of its target below which a wave may wait for company."""
 USUAL_MEMORY = 16
-"""Requests over which the usual work of one is averaged."""
+"""Requests over which the usual work of one is averaged at most..."""
+LEAST_USUAL = 4
+"""...and at least."""
 LEAST_WAIT_S = 0.001
 """Nothing waits for less: what is late moves its prediction along, and would be asked for without end."""
 AS_SLOW = 0.95
@@ -159,8 +162,10 @@ class AdaptivePolicy:
         return max(alone, loop)
 
     def _usual_us(self, costs: StageCosts) -> float:
-        """Work of a request on its way back: the geometric mean, as a few long ones shall not stand for all."""
-        return exp(sum([log(max(1.0, costs.chunk_us(*chunk))) for chunk in self._usual]) / len(self._usual))
+        """Work of a request on its way back: the geometric mean of one round of the crowd, as a few long ones shall not
+        stand for all."""
+        lately = list(self._usual)[-max(LEAST_USUAL, round(self._crowd)) :]
+        return exp(sum([log(max(1.0, costs.chunk_us(*chunk))) for chunk in lately]) / len(lately))
 
     def _alone(self, head: Lane, costs: StageCosts, stages: int) -> float:
         """Best time of one of its waves if nothing else were there: each cut costs c and its prefix again."""

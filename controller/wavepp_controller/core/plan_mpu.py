@@ -11,9 +11,10 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from wavepp_controller.core.latency_model import LatencyModel, demand_of
+from wavepp_controller.core.latency_model import LatencyModel
 from wavepp_controller.core.planner import WaveBudget, pack
 from wavepp_controller.core.planning import Decision, PlanView
+from wavepp_controller.core.stage_model import demand_of
 from wavepp_proto.terms import DaemonKey, Row, StageTimes
 
 WAIT_S = 0.005
