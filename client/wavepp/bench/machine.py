@@ -11,7 +11,7 @@ import platform
 import socket
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import psutil
@@ -45,31 +45,38 @@ class Usage:
     idle: float
     processes: int
     """How many are ours here."""
+    cores: Mapping[str, float]
+    """CPU seconds that each of ours took in a second."""
 
 
 class Meter:
     """Counts CPU time from when it was made."""
 
-    def __init__(self, pids: Iterable[int]) -> None:
-        self._processes = [process for process in map(_process, sorted({os.getpid(), *pids})) if process]
+    def __init__(self, pids: Mapping[str, int]) -> None:
+        """`pids` by name; this process is counted as `client`."""
+        found = {name: _process(pid) for name, pid in {**pids, "client": os.getpid()}.items()}
+        self._processes = {name: process for name, process in found.items() if process}
         self._began = time.perf_counter()
         self._idle_before = _idle_s()
-        self._before = sum(map(_cpu_s, self._processes))
+        self._before = {name: _cpu_s(process) for name, process in self._processes.items()}
 
     def usage(self) -> Usage:
-        available = (time.perf_counter() - self._began) * (os.cpu_count() or 1)
+        seconds = time.perf_counter() - self._began
+        available = seconds * (os.cpu_count() or 1)
+        spent = {name: _cpu_s(process) - self._before[name] for name, process in self._processes.items()}
         idle = (_idle_s() - self._idle_before) / available if available else 0.0
-        ours = (sum(map(_cpu_s, self._processes)) - self._before) / available if available else 0.0
-        return Usage(_share(ours), _share(1 - idle - ours), _share(idle), len(self._processes))
+        ours = sum(spent.values()) / available if available else 0.0
+        each = {name: _share(cpu_s / seconds if seconds else 0.0) for name, cpu_s in spent.items()}
+        return Usage(_share(ours), _share(1 - idle - ours), _share(idle), len(self._processes), each)
 
 
-def pids_here(status: ClusterStatus, controller: str) -> list[int]:
-    """Processes of the cluster that run on this host: those whose address is one of ours."""
+def pids_here(status: ClusterStatus, controller: str) -> dict[str, int]:
+    """Processes of the cluster that run on this host, by name: those whose address is one of ours."""
     own = {"127.0.0.1", "::1", "localhost", socket.gethostname()}
     own |= {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
-    found = [status.pid] if parse_address(controller).host in own else []
+    found = {"controller": status.pid} if parse_address(controller).host in own else {}
     daemons = (daemon for pipeline in status.pipelines for daemon in pipeline.daemons)
-    return found + [daemon.pid for daemon in daemons if parse_address(daemon.address).host in own]
+    return found | {str(daemon.key): daemon.pid for daemon in daemons if parse_address(daemon.address).host in own}
 
 
 def _process(pid: int) -> psutil.Process | None:

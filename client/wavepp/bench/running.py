@@ -27,6 +27,8 @@ from wavepp_proto.errors import InvalidRequest
 from wavepp_proto.profile import Profile
 from wavepp_proto.workload import Arrival, Family, Prompt, Trace
 
+SETTLE_S = 1.0
+"""After the preload: its end is told before its digests are, and the load is to find what it left."""
 FIRST_PROMPTS = 8
 """Of a family, among which every length it has occurs."""
 
@@ -113,7 +115,8 @@ class RunningCell:
     async def _preload(self, prompts: Iterable[Prompt]) -> None:
         """One by one: there are few, and a first prompt that fails says why."""
         options, about = self._options, self._about
-        for prompt in prompts:
+        prefixes = list(prompts)
+        for prompt in prefixes:
             self._check(prompt)
             await self._client.prefill(
                 prompt.packed(about.vocabulary),
@@ -121,12 +124,14 @@ class RunningCell:
                 deadline=options.deadline_s,
                 cache_salt=options.cache_salt,
             )
+        if prefixes:
+            await asyncio.sleep(SETTLE_S)
 
     async def _watch(self) -> None:
         await self.window.opened.wait()
         self._before = await self._status()
         clock = LoopClock()
-        meter = Meter(pids_here(self._before, self._options.address) if self._before else ())
+        meter = Meter(pids_here(self._before, self._options.address) if self._before else {})
         await self.window.closed.wait()
         self._usage = meter.usage()
         self._after = await self._status()
