@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -100,14 +101,16 @@ class Task:
         return measured if self.round_ms is None else Overheads(self.round_ms / 1e3)
 
 
-def tasks(models: list[str], round_ms: float | None) -> list[Task]:
-    """All combinations and the oracle of every cell; what is compared first comes first."""
+def tasks(rounds: Mapping[str, float | None]) -> list[Task]:
+    """All combinations and the oracle of every cell of these models; what is compared first comes first.
+
+    `rounds`: milliseconds of a prepare round by model."""
     first = (COMBINATIONS[-1], COMBINATIONS[1])
     order = (*first, *(one for one in (*COMBINATIONS, ORACLE) if one not in first))
     return [
         Task(model, cell, mode, policy, round_ms)
         for mode, policy in order
-        for model in models
+        for model, round_ms in rounds.items()
         for cell in workload.cells(model)
     ]
 

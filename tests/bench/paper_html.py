@@ -32,7 +32,8 @@ COLOURS = {
 WIDTH, HEIGHT, EDGE = 360, 220, 36
 
 
-def page(tables: Tables, notes: Iterable[str]) -> str:
+def page(tables: Tables, notes: Iterable[str], more: str = "") -> str:
+    """`more`: HTML of another part, after the tables."""
     parts = ["<h1>The paper's tables, in virtual time</h1>", *_paragraphs([*about(tables), *notes])]
     parts.append(f"<p><b>{escape(standing(tables))}</b></p>")
     for model in PROFILES:
@@ -48,6 +49,7 @@ def page(tables: Tables, notes: Iterable[str]) -> str:
     missed = findings(tables) or ["None."]
     parts += ["<h2>Bars that are missed</h2><ul>", *(f"<li>{escape(line)}</li>" for line in missed), "</ul>"]
     parts += [drawing(title, timeline) for title, timeline in shown(tables)]
+    parts.append(more)
     top = f'<meta charset="utf-8"><title>The paper\'s tables</title><style>{STYLE}</style>'
     return f"<!doctype html><html lang=en><head>{top}</head><body>{''.join(parts)}</body></html>\n"
 

@@ -36,6 +36,10 @@ PREFIX = "paper-"
 DEADLINE_S = 1800.0
 SPANS = 2_000_000
 """More than any cell records."""
+PHASES = (
+    span_names.REQUEST, span_names.QUEUE, span_names.HASH, span_names.ANNOUNCE, span_names.CAPACITY_WAIT,
+    span_names.WAIT_BEHIND, span_names.PIN_RESERVE, span_names.PREPARE, span_names.ADMISSION, span_names.SCHEDULE,
+)  # fmt: skip
 _ROW = (span_names.CHUNK_START, span_names.CHUNK_LENGTH, span_names.STAGE, span_names.WAVE_ORDINAL)
 SILENCE_MS = 10_000
 """A crowded machine shall not end a measurement."""
@@ -73,6 +77,7 @@ async def measure(task: RealTask) -> dict[str, Any]:
         "usage": document["usage"],
         "requests": document["requests"],
         "failures": document["failed"],
+        "phases_ms": phases_ms(sink.spans, cell),
         "result": {**found, "timeline": timeline(played)},
     }
 
@@ -141,6 +146,16 @@ def played_of(spans: Iterable[CollectedSpan], cell: RunningCell, task: RealTask)
                 asked[name] = Asked(family.prompt(int(name.removeprefix(PREFIX))), 0.0)
     measured = [asked[_name(one.number)] for one in window.measured]
     return Played(measured, window.opened_s * speed, window.closed_s * speed, ran, copied, asked)
+
+
+def phases_ms(spans: Iterable[CollectedSpan], cell: RunningCell) -> dict[str, float]:
+    """What each phase of a request took on average, of those that began in the measured time."""
+    first, last = (cell.began_ns + round(at * 1e9) for at in (cell.window.opened_s, cell.window.closed_s))
+    took: dict[str, list[float]] = defaultdict(list)
+    for span in spans:
+        if span.name in PHASES and first <= span.start_ns < last:
+            took[span.name].append((span.end_ns - span.start_ns) / 1e6)
+    return {name: round(sum(took[name]) / len(took[name]), 2) for name in PHASES if name in took}
 
 
 def _waves(spans: Iterable[CollectedSpan], began_ns: int, speed: float) -> tuple[dict[str, list[Ran]], int]:

@@ -81,11 +81,7 @@ class Tables:
             self.round_ms[result["model"]] = result["round_ms"]
 
     def _row(self, result: Result) -> Row:
-        cell = workload.Cell(**result["cell"])
-        model = result["model"]
-        family = workload.family(cell.family, model, cell.concurrency, tokens=cell.tokens)
-        tokens = max(family.prompt(number).tokens for number in range(4))
-        place = Place(model, cell.family, tokens, cell.concurrency)
+        place = place_of(result)
         if place not in self.cells:
             self.cells[place] = Row(place, paper_figures(place), result["bound"], {})
         return self.cells[place]
@@ -100,6 +96,14 @@ class Tables:
     @property
     def rows(self) -> list[Row]:
         return list(self.cells.values())
+
+
+def place_of(result: Result) -> Place:
+    """The cell that a result is of, by the length of its longest prompt."""
+    cell, model = workload.Cell(**result["cell"]), result["model"]
+    family = workload.family(cell.family, model, cell.concurrency, tokens=cell.tokens)
+    tokens = max(family.prompt(number).tokens for number in range(4))
+    return Place(model, cell.family, tokens, cell.concurrency)
 
 
 def told(row: Row) -> str:
