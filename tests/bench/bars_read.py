@@ -142,7 +142,7 @@ def tracing(raw: Raw) -> Iterator[Bar]:
     low, _, high = raw["more_cpu_quartiles"]
     yield Bar(
         f"tracing {raw['sample']:.0%} of requests: more CPU a request", f"{more:+.1%}", None,
-        f"{raw['cpu_ms_without']:.2f} ms", raw["cpu_ms_with"] / raw["cpu_ms_without"], f"<= {TRACING:.0%}",
+        f"{raw['all_ms_without']:.2f} ms", raw["all_ms_with"] / raw["all_ms_without"], f"<= {TRACING:.0%}",
         more <= TRACING, f"{raw['rounds']} turns, quartiles {low:+.1%} to {high:+.1%}; bare: without tracing",
     )  # fmt: skip
 

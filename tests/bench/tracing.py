@@ -41,14 +41,18 @@ class Arm(NamedTuple):
     """One of the two clusters."""
 
     client: AsyncClient
-    pids: list[int]
-    """Everything that works for a request: etcd, controller, stages and this process."""
+    pids: dict[str, int]
+    """Everything that works for a request, by name: etcd, controller, stages and this process."""
 
 
 class Burst(NamedTuple):
-    cpu_ms: float
-    """Of all processes, for one request."""
+    cpu_ms: dict[str, float]
+    """For one request, by kind of process."""
     per_s: float
+
+    @property
+    def all_ms(self) -> float:
+        return sum(self.cpu_ms.values())
 
 
 @asynccontextmanager
@@ -64,7 +68,7 @@ async def arm(endpoint: str | None) -> AsyncIterator[Arm]:
         await cluster.start()
         try:
             async with AsyncClient(cluster.address, tracing=tracing) as client:
-                yield Arm(client, [*cluster.pids().values(), os.getpid()])
+                yield Arm(client, cluster.pids() | {"client": os.getpid()})
         finally:
             await cluster.close()
 
@@ -96,14 +100,19 @@ async def burst(one: Arm, prompts: Prompts, requests: int) -> Burst:
         for number in left:
             await one.client.prefill(prompts[number % len(prompts)])
 
-    cpu, began = _cpu_s(one.pids), time.perf_counter()
+    before, began = _cpu_s(one.pids), time.perf_counter()
     await asyncio.gather(*(worker() for _ in range(CONCURRENCY)))
-    return Burst((_cpu_s(one.pids) - cpu) * 1e3 / requests, requests / (time.perf_counter() - began))
+    took, after = time.perf_counter() - began, _cpu_s(one.pids)
+    return Burst({kind: (after[kind] - before[kind]) * 1e3 / requests for kind in after}, requests / took)
 
 
-def _cpu_s(pids: list[int]) -> float:
-    times = [psutil.Process(pid).cpu_times() for pid in pids]
-    return float(sum(found.user + found.system for found in times))
+def _cpu_s(pids: dict[str, int]) -> dict[str, float]:
+    """By kind: all stages are one."""
+    found: dict[str, float] = {}
+    for name, pid in pids.items():
+        times, kind = psutil.Process(pid).cpu_times(), name.partition("-")[0]
+        found[kind] = found.get(kind, 0.0) + times.user + times.system
+    return found
 
 
 async def measure(rounds: int, requests: int) -> dict[str, Any]:
@@ -122,7 +131,7 @@ async def measure(rounds: int, requests: int) -> dict[str, Any]:
         for number in range(rounds):
             for name in ("without", "with") if number % 2 else ("with", "without"):
                 found[name].append(await burst(arms[name], prompts, requests))
-    more = [traced.cpu_ms / plain.cpu_ms - 1 for traced, plain in zip(found["with"], found["without"], strict=True)]
+    more = [traced.all_ms / plain.all_ms - 1 for traced, plain in zip(found["with"], found["without"], strict=True)]
     return {
         "stages": STAGES,
         "sample": SAMPLE,
@@ -133,7 +142,11 @@ async def measure(rounds: int, requests: int) -> dict[str, Any]:
         **{
             f"{field}_{name}": round(statistics.median(getattr(one, field) for one in bursts), 4)
             for name, bursts in found.items()
-            for field in Burst._fields
+            for field in ("all_ms", "per_s")
+        },
+        "cpu_ms": {
+            kind: {name: round(statistics.median(one.cpu_ms[kind] for one in found[name]), 4) for name in found}
+            for kind in found["with"][0].cpu_ms
         },
         "more_cpu_p50": round(statistics.median(more), 4),
         "more_cpu_quartiles": [round(value, 4) for value in statistics.quantiles(more, n=4)],
