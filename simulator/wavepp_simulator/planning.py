@@ -49,6 +49,11 @@ ROUND_MS = (0.9, 0.475)
 over eight. (fixed part, for each stage)."""
 HASH_US_PER_TOKEN = 0.01
 """1.3 ms for 131,072 tokens in blocks of 64, same bench."""
+INTAKE_US_PER_TOKEN = 0.025
+"""Prompts of 129,088 tokens that clients send at once come to the controller 3.2 ms after one another
+(`scripts/bench-paper --real`): sent, read and checked by one process each."""
+ANNOUNCE_US_PER_TOKEN = 0.015
+"""What an announcement with 129,088 tokens takes beyond a round trip: the first stage is told them."""
 FOREVER_MS = limits.MAX_DEADLINE_MS
 """A day: longer than anything that is planned."""
 Told = Callable[[PrefillEvent, Timings | None], None]
@@ -61,6 +66,9 @@ class Overheads:
     round_s: float
     """One prepare round, there and back; every other message takes half of it."""
     hash_token_s: float = HASH_US_PER_TOKEN / 1e6
+    intake_token_s: float = INTAKE_US_PER_TOKEN / 1e6
+    """One prompt after the other: who asks at one moment arrives in a row, and on it depends who waits for whom."""
+    announce_token_s: float = ANNOUNCE_US_PER_TOKEN / 1e6
     prepare_s: float = 20e-6
     """A slice of materialising on a stage's executor."""
 
@@ -82,6 +90,8 @@ class Deployment:
         self._chains = Chains(profile.block_tokens)
         self._prompts: dict[RequestId, Prompt] = {}
         self._tick_at = float("inf")
+        self._taken_in_until = 0.0
+        """When the prompts that were sent so far have come."""
         self.stages = {
             key: TimedStage(self, key, stage, overheads.prepare_s)
             for number in range(replicas)
@@ -105,7 +115,9 @@ class Deployment:
         tokens = bytes(4 * prompt.tokens)  # zero pages: only their number is read
         request = PrefillRequest(request_id, tokens, pipeline)
         self._prompts[request_id] = prompt
-        self._later(self._hop_s, lambda: self._post(ev.Submit(request, self.now)))
+        came = max(self._taken_in_until, self.now) + prompt.tokens * self.overheads.intake_token_s
+        self._taken_in_until = came
+        self.agenda.at(came + self._hop_s, lambda: self._post(ev.Submit(request, self.now)))
 
     def run(self, until: Callable[[], bool]) -> None:
         """InternalError if nothing is left to happen before the condition holds."""
@@ -183,7 +195,7 @@ class Deployment:
             for key, ack in acks:
                 self._post(ev.AnnounceAcked(key, ack, self.now))
 
-        self._later(self._hop_s, acked)
+        self._later(self._hop_s + request.prompt_tokens * self.overheads.announce_token_s, acked)
 
     def _send_round(self, key: DaemonKey, asked: Round) -> None:
         votes = self.stages[key].round(asked)

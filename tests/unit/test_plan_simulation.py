@@ -25,7 +25,7 @@ from wavepp_simulator.planning import Overheads, config_of, with_block_tokens
 from wavepp_simulator.planning_load import Load, Played
 from wavepp_simulator.planning_result import summarise
 
-FREE = Overheads(round_s=0.0, hash_token_s=0.0, prepare_s=0.0)
+FREE = Overheads(round_s=0.0, hash_token_s=0.0, intake_token_s=0.0, announce_token_s=0.0, prepare_s=0.0)
 WAVE_S = 0.1
 FLAT = Profile(
     "flat",
@@ -77,11 +77,38 @@ def test_a_prompt_takes_its_waves_and_the_pipeline_when_messages_are_free() -> N
 
 def test_every_message_takes_half_a_round() -> None:
     """Submit, announce, acknowledge, prepare, vote, wave, report, tell: eight; hashing and one slice of preparing."""
-    overheads = Overheads(round_s=0.002, hash_token_s=1e-5, prepare_s=0.0005)
+    overheads = replace(FREE, round_s=0.002, hash_token_s=1e-5, prepare_s=0.0005)
     run = played(FLAT, at_once(cold("a", 64)), overheads)
     assert took(run) == [pytest.approx(3 * WAVE_S + 8 * 0.001 + 64e-5 + 0.0005)]
     (one,) = run.measured
     assert (one.admitted_at or 0.0) - one.at == pytest.approx(6 * 0.001 + 64e-5)
+
+
+def test_prompts_that_are_sent_at_once_come_one_after_the_other() -> None:
+    """Each takes 64 ms to be read; the first is announced in another 32 ms and fills a wave alone."""
+    overheads = replace(FREE, intake_token_s=1e-3, announce_token_s=5e-4)
+    run = played(FLAT, at_once(*(cold(f"p{number}", 64) for number in range(3))), overheads)
+    assert [(one.admitted_at or 0.0) - one.at for one in run.measured] == [
+        pytest.approx(number * 0.064 + 0.032) for number in (1, 2, 3)
+    ]
+
+
+def test_a_closed_loop_asks_its_prompts_from_the_first_one_after_the_preload() -> None:
+    family = small("short_reuse")
+    load = Load(FLAT, config_of(FLAT, "fixed", "overlapped"), FREE, 1)
+    run = load.play(family, 24)
+    asked = [one.prompt for one in list(run.asked.values())[len(family.preloaded) :]]
+    assert asked == [family.prompt(number) for number in range(len(asked))]
+
+
+@pytest.mark.parametrize("count", [5, 6, 7])
+def test_a_closed_loop_is_measured_between_waves(count: int) -> None:
+    """Whoever shared the last wave is counted, and nobody who shared the wave that ended the warm-up."""
+    family = replace(small("short_cold", 8), short=16)
+    run = Load(FLAT, config_of(FLAT, "fixed", "overlapped"), FREE, 1).play(family, count)
+    ended = [one for one in run.asked.values() if one.ended_at is not None and run.start < one.ended_at <= run.end]
+    assert len(run.measured) == len(ended) >= count
+    assert run.measured[-1].ended_at == run.end
 
 
 def test_a_link_and_the_cost_model_set_the_time_of_a_wave() -> None:
