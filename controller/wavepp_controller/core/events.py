@@ -176,6 +176,8 @@ class InventoryArrived:
 class Submit:
     request: PrefillRequest
     now: float
+    traced: bool = True
+    """Its trace is sampled: only then are its spans made, where spans are made at all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ from wavepp_proto.errors import (
     WaveppError,
 )
 from wavepp_proto.hashing import HashScope
-from wavepp_proto.terms import DaemonKey, Epoch, Failed, PipelineId, PrefillRequest, Queued, RequestId, WaveOrdinal
+from wavepp_proto.terms import DaemonKey, Epoch, Failed, PipelineId, Queued, RequestId, WaveOrdinal
 
 PAUSE_S = 0.2
 """The shell ticks every 50 ms; after a longer gap it was the controller that slept, not a daemon."""
@@ -190,7 +190,7 @@ class ControllerMachine:
             self._reject(error)
             self._out.send(Emit(Failed(request.request_id, error.info())))
             return
-        self._accept(request, pipeline, facts, event.now)
+        self._accept(event, pipeline, facts)
 
     def _check_open(self) -> None:
         if self.epoch is None:
@@ -198,7 +198,8 @@ class ControllerMachine:
         if self.draining:
             raise Draining("this controller takes no new requests", retry_after_ms=RETRY_AFTER_MS)
 
-    def _accept(self, prefill: PrefillRequest, pipeline: PipelineMachine, facts: PipelineFacts, now: float) -> None:
+    def _accept(self, event: Submit, pipeline: PipelineMachine, facts: PipelineFacts) -> None:
+        prefill, now = event.request, event.now
         deadline_ms = prefill.deadline_ms or self.config.default_deadline_ms
         self._lives += 1
         scope = HashScope(facts.model.fingerprint, f"B{facts.block_tokens}", prefill.cache_salt, prefill.adapter)
@@ -210,7 +211,9 @@ class ControllerMachine:
             deadline=now + deadline_ms / 1e3,
             unserved_since=now,
             life=self._lives,
-            phases=PhaseLog(prefill.request_id, now, now, most_spans=MAX_SPANS if self.config.traced else 0),
+            phases=PhaseLog(
+                prefill.request_id, now, now, most_spans=MAX_SPANS if self.config.traced and event.traced else 0
+            ),
         )
         position = len(pipeline.book.waiting)
         pipeline.book.accept(request, now)

@@ -24,6 +24,7 @@ from wavepp_proto.errors import (
     from_info,
 )
 from wavepp_proto.runtime.context import Context
+from wavepp_proto.runtime.trace_context import is_sampled
 from wavepp_proto.terms import (
     Admitted,
     Failed,
@@ -120,9 +121,9 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
             if self._shell.is_open(request_id):
                 raise DuplicateRequest(f"request {request_id!r} is live", field="request_id", value=request_id)
         queue = self._shell.open_request(request_id)
-        self._spans.began(request_id, request.trace, request.prompt_tokens)
+        own = self._spans.began(request_id, request.trace, request.prompt_tokens)
         try:
-            self._shell.post(Submit(request, time.monotonic()))
+            self._shell.post(Submit(request, time.monotonic(), is_sampled(own)))
             while True:
                 event = await queue.get()
                 yield event

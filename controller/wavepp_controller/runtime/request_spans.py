@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from wavepp_controller.core.events import Span
 from wavepp_proto.runtime import span_names
+from wavepp_proto.runtime.trace_context import is_sampled
 from wavepp_proto.runtime.tracing import NO_CONTEXT, Attribute, Tracer
 from wavepp_proto.terms import Failed, Finished, RequestId, TraceContext
 
@@ -55,7 +56,7 @@ class RequestSpans:
     def record(self, span: Span) -> None:
         """Record one phase under its enclosing phase, or under the request."""
         live = self._live.get(span.request_id)
-        if live is None or not self.tracer.recording:
+        if live is None or not self._wanted(live):
             return
         parent = self._reserved(live, span.parent) if span.parent else live.own
         own = NO_CONTEXT
@@ -69,7 +70,7 @@ class RequestSpans:
     def ended(self, event: Finished | Failed) -> None:
         """Record the request's own span."""
         live = self._live.pop(event.request_id, None)
-        if live is None:
+        if live is None or not self._wanted(live):
             return
         error = event.error.reason if isinstance(event, Failed) else ""
         cached = event.cached_tokens if isinstance(event, Finished) else None
@@ -84,6 +85,10 @@ class RequestSpans:
             span_names.REQUEST, live.start_ns, time.time_ns(), own=live.own, parent=live.parent,
             attributes=attributes, kind=span_names.SERVER, error=error,
         )  # fmt: skip
+
+    def _wanted(self, live: _Live) -> bool:
+        """A span that nobody will see is not described either."""
+        return self.tracer.recording and is_sampled(live.own)
 
     def _reserved(self, live: _Live, name: str) -> TraceContext:
         """The context of an enclosing phase, whose parent is the phase around it."""

@@ -57,7 +57,7 @@ class TraceSettings:
     buffer_spans: int = 16_384
     """Records waiting for export; one more is dropped and counted."""
     period_s: float = 0.25
-    """How often the buffer is emptied."""
+    """How often the buffer is looked at; a full batch is exported then, fewer spans after a few periods."""
     export_s: float = 2.0
     """Deadline of one export."""
     close_s: float = 0.5

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from wavepp_proto.errors import EngineFault
 from wavepp_proto.runtime import span_names
+from wavepp_proto.runtime.trace_context import is_sampled
 from wavepp_proto.runtime.tracing import Tracer
 from wavepp_proto.terms import DaemonKey, Votes
 from wavepp_stage.core.work import CopyLot
@@ -21,7 +22,7 @@ def record_prepares(tracer: Tracer, core: CoreShell, stage: int, votes: Votes, s
         return
     parents = core.read(lambda machine: [machine.trace_of(vote.key) for vote in votes.votes])
     for vote, parent in zip(votes.votes, parents, strict=True):
-        if parent is None or not parent.traceparent:
+        if parent is None or not is_sampled(parent):
             continue
         tracer.record(
             span_names.PREPARE,
@@ -59,7 +60,7 @@ def record_copy(tracer: Tracer, key: DaemonKey, lot: CopyLot, started_ns: int, e
 
 def record_wave(tracer: Tracer, key: DaemonKey, report: Report) -> None:
     """The `wave` span, linked to its requests, and one `execute` span per row in its request's trace."""
-    if not tracer.recording or report.work is None:
+    if not tracer.recording or report.work is None or not any(is_sampled(row.trace) for row in report.work.rows):
         return
     void = report.done.void_bitmap if report.done else 0
     rows = report.work.rows
@@ -84,7 +85,7 @@ def record_wave(tracer: Tracer, key: DaemonKey, report: Report) -> None:
         error="" if report.error is None else report.error.reason,
     )
     for index, row in enumerate(rows):
-        if not row.trace.traceparent:
+        if not is_sampled(row.trace):
             continue
         tracer.record(
             span_names.EXECUTE,
