@@ -33,6 +33,7 @@ from wavepp_proto.terms import (
     ErrorInfo,
     Formation,
     Heartbeat,
+    HoldKey,
     Incarnation,
     Inventory,
     JoinReply,
@@ -49,6 +50,7 @@ __all__ = [
     "Action",
     "AnnounceAcked",
     "AnnounceRequest",
+    "AnnounceRides",
     "AskInventory",
     "BeatArrived",
     "Cancel",
@@ -207,6 +209,18 @@ class AnnounceAcked:
 
 
 @dataclass(frozen=True, slots=True)
+class AnnounceRides:
+    """The shell keeps the announcement back and sends it in front of the next round, on the round's own stream.
+
+    That order takes the place of acknowledgements: a daemon has heard of the request when it is asked to prepare it.
+    One that was refused, or went down with its stream, is answered `not announced`, and announced again."""
+
+    key: HoldKey
+    targets: tuple[DaemonKey, ...]
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
 class VotesArrived:
     key: DaemonKey
     votes: Votes
@@ -284,6 +298,7 @@ Event = (
     | Hashed
     | Cancel
     | AnnounceAcked
+    | AnnounceRides
     | VotesArrived
     | DigestArrived
     | ReportArrived

@@ -15,6 +15,7 @@ from wavepp_controller.core.door import RETRY_AFTER_MS, judge
 from wavepp_controller.core.events import (
     Action,
     AnnounceAcked,
+    AnnounceRides,
     BeatArrived,
     Cancel,
     DigestArrived,
@@ -158,6 +159,8 @@ class ControllerMachine:
                 self._submit(event)
             case Hashed() | Cancel():
                 self._about_request(event)
+            case AnnounceRides():
+                self._announce_rides(event)
             case LeadershipWon() | LeadershipLost():
                 self._authority(event)
             case MemberUp() | MemberGone():
@@ -237,6 +240,11 @@ class ControllerMachine:
             return
         error = Cancelled(f"request {request.id} was cancelled while {request.state.value}", state=request.state.value)
         pipeline.end(request, RequestInput.CANCEL, error, event.now)
+
+    def _announce_rides(self, event: AnnounceRides) -> None:
+        found = self._living(event.key.request_id)
+        if found is not None:
+            found[0].announce_rides(event)
 
     def _authority(self, event: LeadershipWon | LeadershipLost) -> None:
         if self.epoch is not None:

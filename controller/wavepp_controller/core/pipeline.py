@@ -15,7 +15,7 @@ from collections.abc import Callable
 from wavepp_controller.core import causes, digests
 from wavepp_controller.core.book import RequestBook
 from wavepp_controller.core.config import ControllerConfig
-from wavepp_controller.core.events import Hashed, Joined, JoinFailed, MemberUp, ReformAsked
+from wavepp_controller.core.events import AnnounceRides, Hashed, Joined, JoinFailed, MemberUp, ReformAsked
 from wavepp_controller.core.formation import Daemon, PipelineFormation
 from wavepp_controller.core.forming import Forming
 from wavepp_controller.core.hearing import Hearing
@@ -136,6 +136,11 @@ class PipelineMachine:
         service = self.service
         if service is not None:
             self.guarded(lambda: service.announce(request, event.now), event.now)
+
+    def announce_rides(self, event: AnnounceRides) -> None:
+        service = self.service
+        if service is not None:
+            self.guarded(lambda: service.announce_rides(event.key, event.targets, event.now), event.now)
 
     def end(self, request: Request, given: RequestInput, error: WaveppError, now: float) -> None:
         """End a living request, in whichever state, and let go of it everywhere."""

@@ -81,6 +81,11 @@ class Service:
         else:
             self._refused(key, ack.key, ack.refused, now)
 
+    def announce_rides(self, announced: HoldKey, targets: Iterable[DaemonKey], now: float) -> None:
+        """Its announcement goes in front of the next round to `targets`: as good as acknowledged by them."""
+        for key in targets:
+            self._acked(key, announced, now)
+
     def _refused(self, key: DaemonKey, announced: HoldKey, error: ErrorInfo, now: float) -> None:
         """Only this request fails, with what the daemon said; every other daemon lets go of it."""
         request = self._announced(announced)

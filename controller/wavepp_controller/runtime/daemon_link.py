@@ -28,6 +28,7 @@ from wavepp_controller.core.events import (
 from wavepp_controller.runtime.announcing import AnnounceQueue
 from wavepp_controller.runtime.daemon_calls import DaemonCalls
 from wavepp_controller.runtime.report_merger import ReportMerger
+from wavepp_controller.runtime.riding import RidingParts
 from wavepp_controller.runtime.stream_endings import StreamEnding, is_refused, judge
 from wavepp_proto import convert
 from wavepp_proto.errors import StageLost, WaveppError
@@ -37,6 +38,7 @@ from wavepp_proto.terms import (
     ErrorInfo,
     Fence,
     Heartbeat,
+    HoldKey,
     JoinPlan,
     Round,
     WaveOrdinal,
@@ -44,14 +46,14 @@ from wavepp_proto.terms import (
 )
 from wavepp_proto.v1 import (
     admission_pb2,
-    admission_pb2_grpc,
     digest_pb2_grpc,
     execution_pb2,
     execution_pb2_grpc,
 )
 
-_ByteStreams = grpc.aio.StreamStreamMultiCallable[bytes, admission_pb2.AnnounceResponse]
-"""Takes its messages serialised."""
+_Announces = grpc.aio.StreamStreamMultiCallable[bytes, admission_pb2.AnnounceResponse]
+_Rounds = grpc.aio.StreamStreamMultiCallable[bytes, admission_pb2.Votes]
+"""Both take their messages serialised."""
 
 REOPEN_PAUSE_S = 0.1
 """Between two tries to open broken streams again; the core ends them when the daemon is silent for too long."""
@@ -75,6 +77,8 @@ class DaemonLink:
         self._reported_wave = reported_wave
         self._channel = open_channel(address, security)
         self.calls = DaemonCalls(plan, self._channel)
+        self._riding = RidingParts()
+        """Outlives broken streams: the core counts on what rides as if it had been acknowledged."""
         self._new_queues()
         self._tasks: set[asyncio.Task[None]] = set()
         self._watch: asyncio.Task[None] | None = None
@@ -90,7 +94,7 @@ class DaemonLink:
     def _new_queues(self) -> None:
         """Nothing that was meant for broken streams goes out on new ones: the core says it again."""
         self._announces = AnnounceQueue(self.plan.fence)
-        self._rounds: asyncio.Queue[admission_pb2.Round] = asyncio.Queue()
+        self._rounds: asyncio.Queue[bytes] = asyncio.Queue()
         self._waves: asyncio.Queue[execution_pb2.WaveRequest] = asyncio.Queue()
 
     def serve(self) -> None:
@@ -114,9 +118,18 @@ class DaemonLink:
         if not self._lost:
             self._announces.put(parts)
 
+    def takes_along(self, size: int) -> bool:
+        """Whether an announcement of `size` bytes may go with the next round."""
+        return not self._lost and self._riding.has_room(size)
+
+    def take_along(self, key: HoldKey, part: bytes) -> None:
+        """Send the only frame of a request in front of the next round."""
+        self._riding.put(key, part)
+
     def send_round(self, round_: Round) -> None:
         if not self._lost:
-            self._rounds.put_nowait(convert.round_to_pb(round_))
+            parts = self._riding.take(release.key for release in round_.releases if release.ended)
+            self._rounds.put_nowait(convert.round_message(convert.round_to_pb(round_), parts))
 
     def send_wave(self, message: execution_pb2.WaveRequest) -> None:
         if not self._lost:
@@ -175,13 +188,14 @@ class DaemonLink:
 
     async def _run_announces(self) -> None:
         parse = admission_pb2.AnnounceResponse.FromString
-        announce: _ByteStreams = self._channel.stream_stream(convert.ANNOUNCE_METHOD, response_deserializer=parse)
+        announce: _Announces = self._channel.stream_stream(convert.ANNOUNCE_METHOD, response_deserializer=parse)
         async for message in converse(announce(), self._announces.messages()):
             self._hear(AnnounceAcked(self.plan.key, convert.announce_ack_from_pb(message), time.monotonic()))
 
     async def _run_rounds(self) -> None:
-        stub = admission_pb2_grpc.StageAdmissionStub(self._channel)
-        async for message in converse(stub.PinReserve(), _drain(self._rounds)):
+        parse = admission_pb2.Votes.FromString
+        rounds: _Rounds = self._channel.stream_stream(convert.ROUND_METHOD, response_deserializer=parse)
+        async for message in converse(rounds(), _drain(self._rounds)):
             self._hear(VotesArrived(self.plan.key, convert.votes_from_pb(message), time.monotonic()))
 
     async def _run_waves(self) -> None:

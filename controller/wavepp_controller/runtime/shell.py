@@ -19,6 +19,7 @@ from wavepp_controller.runtime.daemon_link import DaemonLink
 from wavepp_controller.runtime.hashing import hash_prompt
 from wavepp_controller.runtime.observability import Observer
 from wavepp_controller.runtime.request_spans import RequestSpans
+from wavepp_controller.runtime.riding import SHORT_BYTES
 from wavepp_proto import convert
 from wavepp_proto.errors import ControllerUnavailable, StaleMessage, WaveppError, from_info
 from wavepp_proto.runtime.channels import ClientSecurity
@@ -181,25 +182,39 @@ class ControllerShell:
         self.post(ev.Hashed(action.request_id, hashes, action.life, time.monotonic()))
 
     def _announce(self, action: ev.AnnounceRequest) -> None:
-        """Frames are serialised once with tokens and once without: only the fence is each daemon's own."""
+        """A short one rides in front of the next round; what was refused or lost there is told on its own stream."""
         request = action.request
-        trace = self._spans.context_of(request.request_id)
+        size = len(action.block_hashes) + len(request.token_ids)
+        links = [(self._links.get(key), with_tokens) for key, _, with_tokens in action.targets]
+        rides = action.key.attempt == 1 and size <= SHORT_BYTES
+        rides = rides and all(link is not None and link.takes_along(size) for link, _ in links)
         parts: dict[bool, list[bytes]] = {}
-        for key, fence, with_tokens in action.targets:
-            if (link := self._links.get(key)) is None:
+        for link, with_tokens in links:
+            if link is None:
                 continue
             if with_tokens not in parts:
-                frames = convert.announce_frames(
-                    fence,
-                    action.key,
-                    request.prompt_tokens,
-                    action.block_hashes,
-                    request.token_ids if with_tokens else b"",
-                    request.sampling,
-                    trace,
-                )
-                parts[with_tokens] = [convert.announce_part(frame) for frame in frames]
-            link.announce(parts[with_tokens])
+                parts[with_tokens] = self._announce_parts(action, with_tokens)
+            if rides:
+                link.take_along(action.key, parts[with_tokens][0])
+            else:
+                link.announce(parts[with_tokens])
+        if rides:
+            told = ev.AnnounceRides(action.key, tuple(key for key, *_ in action.targets), time.monotonic())
+            asyncio.get_running_loop().call_soon(self.post, told)
+
+    def _announce_parts(self, action: ev.AnnounceRequest, with_tokens: bool) -> list[bytes]:
+        """The same bytes for every daemon: only the fence, left out, is each one's own."""
+        request = action.request
+        frames = convert.announce_frames(
+            action.targets[0][1],
+            action.key,
+            request.prompt_tokens,
+            action.block_hashes,
+            request.token_ids if with_tokens else b"",
+            request.sampling,
+            self._spans.context_of(request.request_id),
+        )
+        return [convert.announce_part(frame) for frame in frames]
 
     def _send_wave(self, action: ev.SendWave) -> None:
         """Rows are converted once: only the fence is each daemon's own."""

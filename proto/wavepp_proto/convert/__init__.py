@@ -18,6 +18,7 @@ from wavepp_proto.convert.admission import (
 )
 from wavepp_proto.convert.announce import (
     ANNOUNCE_METHOD,
+    ROUND_METHOD,
     announce_ack_from_pb,
     announce_ack_to_pb,
     announce_frame_from_pb,
@@ -26,6 +27,8 @@ from wavepp_proto.convert.announce import (
     announce_frames_from_pb,
     announce_message,
     announce_part,
+    round_announces_from_pb,
+    round_message,
 )
 from wavepp_proto.convert.common import (
     GROUP_FROM_PB,
@@ -91,6 +94,7 @@ __all__ = [
     "ANNOUNCE_METHOD",
     "GROUP_FROM_PB",
     "GROUP_TO_PB",
+    "ROUND_METHOD",
     "PromptAssembler",
     "abort",
     "admitted_from_pb",
@@ -135,7 +139,9 @@ __all__ = [
     "prefill_event_to_pb",
     "prefill_header_from_pb",
     "prefill_header_to_pb",
+    "round_announces_from_pb",
     "round_from_pb",
+    "round_message",
     "round_to_pb",
     "run_request_from_pb",
     "run_request_to_pb",

@@ -19,8 +19,11 @@ from wavepp_proto.v1 import admission_pb2 as pb
 
 ANNOUNCE_METHOD = "/wavepp.v1.StageAdmission/Announce"
 """For a call that takes its messages as bytes, as `announce_message` makes them."""
+ROUND_METHOD = "/wavepp.v1.StageAdmission/PinReserve"
+"""The same, for `round_message`."""
 _BEHIND_TAG = bytes([pb.AnnounceRequest.BEHIND_FIELD_NUMBER << 3 | 2])
 """Of a field that is a message: its length and its bytes follow."""
+_ANNOUNCES_TAG = bytes([pb.Round.ANNOUNCES_FIELD_NUMBER << 3 | 2])
 
 
 def announce_frames(
@@ -77,6 +80,25 @@ def announce_message(fence: Fence, parts: Sequence[bytes]) -> bytes:
     for part in parts[1:]:
         pieces += (_BEHIND_TAG, _varint(len(part)), part)
     return b"".join(pieces)
+
+
+def round_message(round_: pb.Round, parts: Sequence[bytes]) -> bytes:
+    """One serialised Round with `parts` as its announcements, at most MAX_ANNOUNCE_FRAMES."""
+    pieces = [round_.SerializeToString()]
+    for part in parts:
+        pieces += (_ANNOUNCES_TAG, _varint(len(part)), part)
+    return b"".join(pieces)
+
+
+def round_announces_from_pb(msg: pb.Round) -> list[AnnounceFrame]:
+    """What a round announces, under its fence. Raises as `announce_frames_from_pb` does."""
+    announces = msg.announces
+    if not announces:
+        return []
+    _check.present("fence", msg.HasField("fence"))
+    _check.at_most("announces", len(announces), limits.MAX_ANNOUNCE_FRAMES)
+    fence = c.fence_from_pb(msg.fence)
+    return [_frame_from_pb(fence, part) for part in announces]
 
 
 def _varint(number: int) -> bytes:

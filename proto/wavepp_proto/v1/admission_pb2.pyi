@@ -160,6 +160,7 @@ class Round(_message.Message):
     RELEASES_FIELD_NUMBER: _builtins.int
     REVISES_FIELD_NUMBER: _builtins.int
     PREPARES_FIELD_NUMBER: _builtins.int
+    ANNOUNCES_FIELD_NUMBER: _builtins.int
     deadline_ms: _builtins.int
     """REMAINING milliseconds."""
     @_builtins.property
@@ -174,6 +175,12 @@ class Round(_message.Message):
 
     @_builtins.property
     def prepares(self) -> _containers.RepeatedCompositeFieldContainer[Global___Prepare]: ...
+    @_builtins.property
+    def announces(self) -> _containers.RepeatedCompositeFieldContainer[Global___AnnounceRequest]:
+        """Short announcements, one frame each, at most 32: taken before the round, not acknowledged. They share its fence and
+        have no `behind`. What a daemon refuses of them it does not know: it votes NOT_ANNOUNCED.
+        """
+
     def __init__(
         self,
         *,
@@ -182,10 +189,11 @@ class Round(_message.Message):
         releases: _abc.Iterable[Global___Release] | None = ...,
         revises: _abc.Iterable[Global___Revise] | None = ...,
         prepares: _abc.Iterable[Global___Prepare] | None = ...,
+        announces: _abc.Iterable[Global___AnnounceRequest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fence", b"fence"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "fence", b"fence", "prepares", b"prepares", "releases", b"releases", "revises", b"revises"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["announces", b"announces", "deadline_ms", b"deadline_ms", "fence", b"fence", "prepares", b"prepares", "releases", b"releases", "revises", b"revises"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 
 from wavepp_proto import convert
@@ -69,7 +69,7 @@ class AdmissionService(admission_pb2_grpc.StageAdmissionServicer):
         except WaveppError as error:
             await convert.abort(context, error)
 
-    def _announced(self, frames: tuple[AnnounceFrame, ...]) -> list[AnnounceAck]:
+    def _announced(self, frames: Sequence[AnnounceFrame]) -> list[AnnounceAck]:
         """One acknowledgement for each request that these frames complete, or that is refused."""
         now = time.monotonic()
         actions = [action for frame in frames for action in self._core.post(Announced(frame, now))]
@@ -82,6 +82,8 @@ class AdmissionService(admission_pb2_grpc.StageAdmissionServicer):
                 started_ns = time.time_ns()
                 round_ = convert.round_from_pb(message)
                 superseded = self._rounds.admit(self._core, round_.fence, superseded)
+                # What is refused of these is not known here, and its prepare is answered so.
+                self._announced(convert.round_announces_from_pb(message))
                 for action in self._core.post(RoundArrived(round_, time.monotonic())):
                     if isinstance(action, SendVotes):
                         ended_ns = time.time_ns()
