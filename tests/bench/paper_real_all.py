@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +60,13 @@ class RealHalf:
         SIGTERM and Ctrl-C end it and the processes of the cell under way."""
         due, began = self.missing, time.monotonic()
         for number, task in enumerate(due, 1):
+            key = task.key  # before: whoever changes the code meanwhile did not change what runs
             try:
                 result = asyncio.run(_until_told(task))
             except WaveppError as error:
                 print(f"{task.name}: {type(error).__name__}: {error}", file=sys.stderr)
                 continue
-            self._write(task.name, task.key, result)
+            self._write(task.name, key, result)
             print(f"[{number}/{len(due)}, {time.monotonic() - began:.0f} s] {in_short(result)}", file=sys.stderr)
 
     @property
@@ -84,7 +86,8 @@ class RealHalf:
             if (twin := self._twin(task)) is not None
             and ((found := self._read(f"{task.name}.twin")) is None or found["key"] != twin.key)
         }
-        with ProcessPoolExecutor(jobs) as pool:
+        # Not forked: gRPC's threads of the measuring would not survive it.
+        with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
             for (name, twin), played in zip(due.items(), pool.map(play_twin, due.values()), strict=True):
                 self._write(f"{name}.twin", twin.key, played)
 
