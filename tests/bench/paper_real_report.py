@@ -125,8 +125,8 @@ def about() -> list[str]:
         "it, then one round warms up, then at least two rounds and 30 s are measured. Waves are the stages' own "
         "records, counted as in virtual time; virtual is the same cell with the same prompts, as many of them, and "
         "the same rule for where measuring begins and ends.",
-        f"Two measurements of one cell differ by some tenths of a percent: {WINNER} misses a bar below {percent(WORSE)} "
-        f"of {RIVAL}.",
+        f"Measurements of one cell differ by some tenths of a percent: {WINNER} misses a bar below {percent(WORSE)} of "
+        f"{RIVAL}.",
         "CPU: others' and ours are shares of all cores; controller and client (load generator) are cores.",
     ]
 
