@@ -51,6 +51,14 @@ async def test_closed_loop_measures_from_the_end_of_its_warmup() -> None:
     assert window.seconds == 2.5
 
 
+async def test_closed_loop_gives_up_what_runs_at_the_end_when_no_tail_is_wanted() -> None:
+    clock, window = VirtualClock(), Window()
+    ask = asker(clock, lambda sent, number: sent + 1 + number % 2 / 2)
+    await clock.run(closed_loop(ask, lambda number: PROMPT, 2, Extent(2, 4, 0.0, tail=False), window, clock))
+    assert (numbers(window.measured), window.closed_s) == ([2, 3, 4, 6], 4.0)
+    assert window.tail == []
+
+
 async def test_closed_loop_begins_and_ends_between_waves_when_requests_end_together() -> None:
     """Four requests share each wave of one second: two extra ones of the warm-up's wave would have cost no time."""
     clock, window = VirtualClock(), Window()
