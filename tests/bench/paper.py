@@ -120,4 +120,8 @@ def _known(folder: Path, task: Task) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("interrupted; what was measured is kept, the same command goes on", file=sys.stderr)
+        sys.exit(130)

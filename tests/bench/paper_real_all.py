@@ -57,12 +57,14 @@ class RealHalf:
     def measure(self) -> None:
         """Whatever is not known, each result written as soon as it is there.
 
-        SIGTERM and Ctrl-C end it and the processes of the cell under way."""
+        SIGTERM and Ctrl-C end it and the processes of the cell under way: then it raises KeyboardInterrupt."""
         due, began = self.missing, time.monotonic()
         for number, task in enumerate(due, 1):
             key = task.key  # before: whoever changes the code meanwhile did not change what runs
             try:
                 result = asyncio.run(_until_told(task))
+            except asyncio.CancelledError:
+                raise KeyboardInterrupt from None
             except WaveppError as error:
                 print(f"{task.name}: {type(error).__name__}: {error}", file=sys.stderr)
                 continue
@@ -144,7 +146,8 @@ async def _until_told(task: RealTask) -> Result:
     """SIGTERM is as good as Ctrl-C: both cancel, and cancelling ends the cluster."""
     loop, measuring = asyncio.get_running_loop(), asyncio.current_task()
     assert measuring is not None
-    loop.add_signal_handler(signal.SIGTERM, measuring.cancel)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, measuring.cancel)
     return await measure(task)
 
 
