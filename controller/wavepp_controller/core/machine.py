@@ -32,6 +32,7 @@ from wavepp_controller.core.events import (
     MemberGone,
     MembershipFrozen,
     MemberUp,
+    PauseOver,
     ReformAsked,
     RefuseReform,
     RefuseSubmit,
@@ -114,6 +115,12 @@ class ControllerMachine:
         return min((at for at in times if at is not None), default=None)
 
     @property
+    def wake_at(self) -> float | None:
+        """When a PauseOver is wanted, exactly: cheap enough to be asked after every event."""
+        times = [p.service.admission.wake_at for p in self.pipelines.values() if p.service is not None]
+        return min((at for at in times if at is not None), default=None)
+
+    @property
     def ready(self) -> bool:
         """Leads, and no pipeline is stalled (I6): what health checks ask for, often."""
         return self.epoch is not None and not any(p.stalled(self._now) for p in self.pipelines.values())
@@ -169,6 +176,9 @@ class ControllerMachine:
                 self.membership_frozen = frozen
             case ReformAsked():
                 self._reform(event)
+            case PauseOver():
+                for pipeline in self.pipelines.values():
+                    pipeline.made_possible(event.now)
             case DrainAsked():
                 self.draining = True
             case Tick():

@@ -56,11 +56,13 @@ class ControllerShell:
         self._outboxes: dict[RequestId, asyncio.Queue[PrefillEvent]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._reforms: dict[str, asyncio.Future[WaveppError | None]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._alarm: asyncio.TimerHandle | None = None
         self.changed = asyncio.Event()
         """Set whenever something an operator can see has changed."""
         self.outdated = asyncio.Event()
         """Set when a daemon has seen a newer authority than ours: campaign again."""
-        self.failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        self.failure: asyncio.Future[BaseException] = self._loop.create_future()
         """Done when the core broke one of its own rules: the process must end."""
 
     # --- the door ---------------------------------------------------------------------------------
@@ -78,6 +80,20 @@ class ControllerShell:
         for action in actions:
             self._perform(action)
         self.changed.set()
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        """Wake the core at the instant it asks for; an alarm that comes too early does no harm."""
+        at = self.machine.wake_at
+        if at is None or (self._alarm is not None and self._alarm.when() <= at):
+            return
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = self._loop.call_at(at, self._alarmed)
+
+    def _alarmed(self) -> None:
+        self._alarm = None
+        self.post(ev.PauseOver(time.monotonic()))
 
     async def tick(self) -> None:
         """Give the core its clock until cancelled."""
@@ -200,7 +216,7 @@ class ControllerShell:
                 link.announce(parts[with_tokens])
         if rides:
             told = ev.AnnounceRides(action.key, tuple(key for key, *_ in action.targets), time.monotonic())
-            asyncio.get_running_loop().call_soon(self.post, told)
+            self._loop.call_soon(self.post, told)
 
     def _announce_parts(self, action: ev.AnnounceRequest, with_tokens: bool) -> list[bytes]:
         """The same bytes for every daemon: only the fence, left out, is each one's own."""
