@@ -106,8 +106,10 @@ class AdaptivePolicy:
             return decision
         ahead = _ahead(view.lanes)
         costs = self._model.slowest(ahead)
-        target = self._target(view, costs, ahead)
-        rows, took = TimeBudget(view, costs, target).fill()
+        loop = self._loop(view, costs, ahead)
+        target = self._target(view, costs, ahead, loop)
+        others = self._crowd > len(view.lanes) + 0.5
+        rows, took = TimeBudget(view, costs, target, loop, others).fill()
         until = self._hold(view, rows, took, target, costs)
         if until is not None:
             return Decision(wait_until=until)
@@ -143,7 +145,11 @@ class AdaptivePolicy:
 
     # --- how long a wave should take ------------------------------------------------------------
 
-    def _target(self, view: PlanView, costs: StageCosts, ahead: Demand) -> float:
+    def _loop(self, view: PlanView, costs: StageCosts, ahead: Demand) -> float:
+        """Work of everybody there usually is: what waits, and what is on its way back."""
+        return costs.demand_us(ahead) + self._usual_us(costs) * max(0.0, self._crowd - len(view.lanes))
+
+    def _target(self, view: PlanView, costs: StageCosts, ahead: Demand, total: float) -> float:
         """Microseconds of the slowest stage, c apart."""
         head, waiting = view.lanes[0], costs.demand_us(ahead)
         if not view.in_flight:
@@ -155,7 +161,6 @@ class AdaptivePolicy:
         alone = max(self._alone(head, costs, view.stages), seen.cut)
         if seen.burst is not None:
             return max(alone, seen.burst)
-        total = waiting + self._usual_us(costs) * max(0.0, self._crowd - len(view.lanes))
         others = total - costs.chunk_us(head.start, head.prompt_tokens - head.start)
         spread = view.stages + SLACK_WAVES
         loop = min(total / spread, max(0.0, others) / (spread - 1.0)) if spread > 1.0 else total

@@ -15,9 +15,11 @@ from wavepp_controller.core.planning import PlanView
 from wavepp_proto.profile import StageCosts
 from wavepp_proto.terms import Row
 
-PLENTY = 1.5
-"""Full waves that a wave's target must be worth before requests are cut just to fill waves up. Below, there are not
-many more waves than stages, and a request in two waves comes back one wave later."""
+SPARE_WAVES = 2.0
+"""Full waves beyond P that there must be before requests are cut just to fill waves up: a request in two waves comes
+back one wave later, and the way of an ended prompt to the next admission takes another."""
+JUDGED = 64
+"""Requests over which the habit of filling waves up is judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,10 @@ class TimeBudget:
     costs: StageCosts
     target: float
     """What the wave should take; it may be more than M tokens do."""
+    loop: float
+    """All the work that there usually is, on its way back included."""
+    others: bool
+    """Others than the lanes are usually there: they fill up what the last wave of a request leaves."""
 
     def fill(self) -> tuple[tuple[Row, ...], float]:
         """Rows of the wave, and its time; the first lane always advances."""
@@ -51,7 +57,7 @@ class TimeBudget:
         wave_tokens, costs = self.view.wave_tokens, self.costs
         rest, again = lane.prompt_tokens - lane.start, costs.g_us * lane.start
         least = 1
-        if rest <= wave_tokens or len(self.view.lanes) == 1:
+        if rest <= wave_tokens or (len(self.view.lanes) == 1 and not self.others):
             least = -(-rest // wave_tokens)
         elif costs.chunk_us(lane.start, wave_tokens) <= self.target:
             return wave_tokens
@@ -70,13 +76,33 @@ class TimeBudget:
             return 0
         cut = min(room, self._blocks(tokens_for(costs, lane.start, left)), rest - 1)
         cut = cut // self.view.block_tokens * self.view.block_tokens
-        saved = costs.c_us * cut / self.view.wave_tokens
-        again = costs.g_us * extra_prefix(lane.start, rest, cut, self.view.wave_tokens) if cut > 0 else 0.0
-        return cut if saved > again else 0
+        return cut if cut > 0 and self._pays(lane.start, rest, cut) else 0
+
+    def _pays(self, start: int, rest: int, cut: int) -> bool:
+        """Whether a part of a request, given to a wave that has room, saves more of c than it reads prefix again.
+
+        Room of x is worth c x / M at most. It is so at once if the request then needs a wave less; else it has only
+        moved to the request's own last wave, beside the room that was there anyway, and has to be filled again there:
+        what that comes to on average, request after request, counts too.
+        """
+        costs, full = self.costs, self.view.wave_tokens
+
+        def again(part: int) -> float:
+            return costs.g_us * extra_prefix(start, rest, part, full)
+
+        worth = costs.c_us / full
+        if again(cut) >= worth * cut:
+            return False
+        if -(-(rest - cut) // full) < -(-rest // full):
+            return True
+        parts = range(full // 8, min(full, rest), full // 4)
+        usual = sum([min(worth * part, again(part)) for part in parts]) / max(1, len(parts))
+        return worth * cut > JUDGED * (usual - worth * (-rest % full))
 
     def _may_cut(self, took: float) -> bool:
         full = self.costs.chunk_us(self.view.lanes[0].start, self.view.wave_tokens)
-        return self.target >= PLENTY * full or took < min(self.target, full) / 2
+        plenty = self.loop >= (self.view.stages + SPARE_WAVES) * full
+        return plenty or took < min(self.target, full) / 2
 
     def _blocks(self, tokens: float) -> int:
         """The nearest number of whole blocks, at least one, in tokens."""
