@@ -2,7 +2,8 @@
 
 Owns the command, the processes that play and what is kept between runs: a result that exists for this state of
 code and profile is not played again. In virtual time every mode pays the same round and link times. Ends 1 unless
-overlapped+adaptive beats lockstep+fixed in every cell, and no cell on the real clock misses a bar.
+overlapped+adaptive beats lockstep+fixed in every cell or stands at the bound with it, and no cell on the real clock
+misses a bar.
 
     scripts/bench-paper [--virtual | --real] [--models glm,minimax,k3] [--only NAME] [--round-ms MS|FILE] [--out FOLDER]
 """
@@ -53,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     (options.out / "report.html").write_text(
         paper_html.page(tables, notes, paper_real_report.section(rows, real_notes))
     )
-    behind = [] if options.real else tables.not_ahead()
+    behind = [] if options.real else tables.behind()
     behind += [] if options.virtual else paper_real_report.findings(rows)
     print(f"{options.out / 'report.md'}: {standing(tables)} {paper_real_report.standing(rows)}", file=sys.stderr)
     for cell in behind:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from tests.bench.paper_cells import ORACLE, PROFILES
-from tests.bench.paper_report import EVEN, NAMES, RIVAL, WINNER, Place, Row, Tables, number, percent, told
+from tests.bench.paper_report import NAMES, RIVAL, WINNER, Place, Row, Tables, number, percent, told
 from tests.bench.paper_timeline import Timeline, of
 
 BAR_OF_ORACLE = 0.97
@@ -31,8 +31,6 @@ def findings(tables: Tables) -> list[str]:
         where = f"{row.place}: "
         if row.verdict == "behind":
             found.append(told(row) + f"; {cause(row, WINNER)}; {RIVAL}: {cause(row, RIVAL)}")
-        elif row.verdict == "even":
-            found.append(told(row))
         if row.place.concurrency >= 8 and (share := row.ratio(WINNER, ORACLE[0])) is not None and share < BAR_OF_ORACLE:
             found.append(where + f"{percent(share)} of the oracle; " + cause(row, WINNER))
         for other in ("overlapped+mpu", "overlapped+fixed"):
@@ -44,11 +42,20 @@ def findings(tables: Tables) -> list[str]:
     return found
 
 
+def level(tables: Tables) -> list[tuple[str, Timeline]]:
+    """(what is level and why, timeline) of the default in every cell in which both sides stand at the bound."""
+    return [
+        (f"{told(row)}: nothing is left to win, {cause(row, WINNER)}", of(row.ours[WINNER]))
+        for row in tables.judged("level")
+    ]
+
+
 def shown(tables: Tables) -> list[tuple[str, Timeline]]:
     """(title, timeline) of both sides in every cell that is behind, or misses a bar."""
     found: list[tuple[str, Timeline]] = []
     for row in tables.rows:
-        others = [name for name in (RIVAL, "overlapped+mpu", "overlapped+fixed") if _behind(row, name)]
+        others = [name for name in ("overlapped+mpu", "overlapped+fixed") if _behind(row, name)]
+        others = [RIVAL, *others] if row.verdict == "behind" else others
         oracle = row.ratio(WINNER, ORACLE[0])
         if others or (row.place.concurrency >= 8 and oracle is not None and oracle < BAR_OF_ORACLE):
             found += [(f"{row.place}, {name}", of(row.ours[name])) for name in (WINNER, *others)]
@@ -57,7 +64,7 @@ def shown(tables: Tables) -> list[tuple[str, Timeline]]:
 
 def _behind(row: Row, name: str) -> bool:
     ratio = row.ratio(WINNER, name)
-    return ratio is not None and ratio < (1 - EVEN if name == RIVAL else WORSE)
+    return ratio is not None and ratio < WORSE
 
 
 def cause(row: Row, name: str) -> str:

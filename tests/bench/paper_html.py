@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from tests.bench.paper_cells import ORACLE, PROFILES
-from tests.bench.paper_findings import ablation, findings, rungs, shown, tails
+from tests.bench.paper_findings import ablation, findings, level, rungs, shown, tails
 from tests.bench.paper_report import NAMES, TITLES, Row, Tables, about, cells, columns, standing
 from tests.bench.paper_timeline import drawing
 
@@ -21,7 +21,7 @@ th, td { padding: .25rem .5rem; text-align: right; border-bottom: 1px solid #d8d
 th:first-child, td:first-child { text-align: left }
 thead th { background: #f6f8fa; position: sticky; top: 0 }
 tr.behind td { background: #ffebe9 }
-tr.even td { background: #fff8c5 }
+tr.level td { background: #fff8c5 }
 .scroll { overflow-x: auto }
 svg { margin: .5rem 1rem 1rem 0; background: #fff }
 """
@@ -49,6 +49,9 @@ def page(tables: Tables, notes: Iterable[str], more: str = "") -> str:
     missed = findings(tables) or ["None."]
     parts += ["<h2>Bars that are missed</h2><ul>", *(f"<li>{escape(line)}</li>" for line in missed), "</ul>"]
     parts += [drawing(title, timeline) for title, timeline in shown(tables)]
+    if timelines := level(tables):
+        parts.append("<h2>Level at the bound</h2>")
+        parts += [_paragraphs([title])[0] + drawing("overlapped+adaptive", timeline) for title, timeline in timelines]
     parts.append(more)
     top = f'<meta charset="utf-8"><title>The paper\'s tables</title><style>{STYLE}</style>'
     return f"<!doctype html><html lang=en><head>{top}</head><body>{''.join(parts)}</body></html>\n"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tests.bench.paper_cells import PROFILES
-from tests.bench.paper_findings import ablation, findings, rungs, shown, tails
+from tests.bench.paper_findings import ablation, findings, level, rungs, shown, tails
 from tests.bench.paper_report import TITLES, Tables, about, cells, columns, standing, table
 from tests.bench.paper_timeline import words
 
@@ -30,5 +30,8 @@ def markdown(tables: Tables, notes: Iterable[str]) -> str:
     lines += ["## Bars that are missed", "", *([f"- {line}" for line in missed] or ["None."]), ""]
     if timelines := shown(tables):
         lines += ["### Their last waves", ""]
+        lines += [line for title, timeline in timelines for line in words(title, timeline)]
+    if timelines := level(tables):
+        lines += ["", "## Level at the bound", ""]
         lines += [line for title, timeline in timelines for line in words(title, timeline)]
     return "\n".join(lines)

@@ -16,8 +16,10 @@ from wavepp_proto import workload
 Result = dict[str, Any]
 WINNER, RIVAL = "overlapped+adaptive", "lockstep+fixed"
 NAMES = tuple(f"{mode}+{policy}" for mode, policy in COMBINATIONS)
+AT_BOUND = 0.995
+"""Share of the bound from which on there is nothing left to win..."""
 EVEN = 0.001
-"""Closer than this, two throughputs are no different: how the measured time falls on waves moves them as much."""
+"""...if the other side has as much: closer than this, how the measured time falls on waves decides."""
 TITLES = {
     "glm": "GLM 5.2, PP4 on 4 x B300",
     "minimax": "MiniMax M2.7, PP4 on 4 x B300",
@@ -63,11 +65,13 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """`ahead`, `even` or `behind`: WINNER against RIVAL; empty while one of the two is missing."""
-        ratio = self.ratio(WINNER, RIVAL)
-        if ratio is None:
+        """`ahead`, `level` (both at the bound) or `behind`: WINNER against RIVAL; empty while one is missing."""
+        ratio, ours, theirs = self.ratio(WINNER, RIVAL), self.share(WINNER), self.share(RIVAL)
+        if ratio is None or ours is None or theirs is None:
             return ""
-        return "ahead" if ratio > 1 + EVEN else "behind" if ratio < 1 - EVEN else "even"
+        if min(ours, theirs) >= AT_BOUND and abs(ratio - 1) <= EVEN:
+            return "level"
+        return "ahead" if ratio > 1 else "behind"
 
 
 class Tables:
@@ -89,9 +93,12 @@ class Tables:
     def of(self, model: str) -> list[Row]:
         return [row for place, row in self.cells.items() if place.model == model]
 
-    def not_ahead(self) -> list[str]:
-        """Cells in which the default does not beat the comparison, and by how much."""
-        return [told(row) for row in self.rows if row.verdict in ("even", "behind")]
+    def behind(self) -> list[str]:
+        """Cells in which the default neither beats the comparison nor stands at the bound with it, and by how much."""
+        return [told(row) for row in self.judged("behind")]
+
+    def judged(self, verdict: str) -> list[Row]:
+        return [row for row in self.rows if row.verdict == verdict]
 
     @property
     def rows(self) -> list[Row]:
@@ -107,16 +114,19 @@ def place_of(result: Result) -> Place:
 
 
 def told(row: Row) -> str:
-    ours, theirs = percent(row.share(WINNER), 2), percent(row.share(RIVAL), 2)
-    return f"{row.place}: {row.verdict}, {ours} of the bound against {theirs}"
+    ours, theirs = percent(row.share(WINNER), 3), percent(row.share(RIVAL), 3)
+    won = (row.ratio(WINNER, RIVAL) or 1.0) - 1.0
+    return f"{row.place}: {row.verdict}, {ours} of the bound against {theirs} ({won * 100:+.3f} %)"
 
 
 def standing(tables: Tables) -> str:
     """In how many cells the default is ahead."""
-    count = {verdict: sum(row.verdict == verdict for row in tables.rows) for verdict in ("ahead", "even", "behind")}
+    level = tables.judged("level")
+    higher = sum((row.ratio(WINNER, RIVAL) or 0.0) > 1 for row in level)
     return (
-        f"{WINNER} against {RIVAL}: ahead in {count['ahead']} of {len(tables.rows)} cells, "
-        f"even (within {EVEN:.1%}) in {count['even']}, behind in {count['behind']}."
+        f"{WINNER} against {RIVAL}: ahead in {len(tables.judged('ahead'))} of {len(tables.rows)} cells, level at the "
+        f"bound (both at {AT_BOUND:.1%} of it or more, within {EVEN:.1%} of each other; a hair higher in {higher}) in "
+        f"{len(level)}, behind in {len(tables.judged('behind'))}."
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.bench import paper
 from tests.bench.paper_cells import COMBINATIONS, ORACLE, Task, code, tasks
-from tests.bench.paper_findings import ablation, findings, shown
+from tests.bench.paper_findings import ablation, findings, level, shown
 from tests.bench.paper_html import page
 from tests.bench.paper_markdown import markdown
 from tests.bench.paper_report import Place, Tables, paper_figures
@@ -44,11 +44,28 @@ def tables(adaptive: float, lockstep: float = 0.5, family: str = "suffix4k", p95
     return Tables(result(shares.get(one, 0.5), *one, cell, p95 if one == late else 1.0) for one in every)
 
 
-@pytest.mark.parametrize(("share", "verdict"), [(0.6, "ahead"), (0.5002, "even"), (0.4998, "even"), (0.49, "behind")])
-def test_a_cell_is_even_within_what_measuring_moves(share: float, verdict: str) -> None:
-    found = tables(share)
+@pytest.mark.parametrize(
+    ("ours", "theirs", "verdict"),
+    [
+        (0.5001, 0.5, "ahead"), (0.5, 0.5, "behind"), (0.4999, 0.5, "behind"),
+        (0.9991, 0.9995, "level"), (0.9995, 0.9991, "level"), (0.9999, 0.9951, "ahead"), (0.9951, 0.9999, "behind"),
+        (0.9951, 0.9949, "ahead"), (0.9949, 0.9951, "behind"),
+    ],
+)  # fmt: skip
+def test_a_cell_is_level_only_when_both_stand_at_the_bound(ours: float, theirs: float, verdict: str) -> None:
+    found = tables(ours, theirs)
     assert [row.verdict for row in found.rows] == [verdict]
-    assert len(found.not_ahead()) == (verdict != "ahead")
+    assert len(found.behind()) == (verdict == "behind")
+
+
+def test_a_level_cell_is_listed_with_its_timeline_and_is_no_missed_bar() -> None:
+    found = tables(0.9991, 0.9995)
+    ((title, timeline),) = level(found)
+    assert "level, 99.910 % of the bound against 99.950 % (-0.040 %): nothing is left to win" in title
+    assert timeline["p0/0.0"]
+    assert findings(found) == []
+    assert "## Level at the bound" in markdown(found, [])
+    assert "<h2>Level at the bound</h2>" in page(found, [])
 
 
 def test_a_missed_bar_is_told_with_its_cause_and_its_waves() -> None:
@@ -116,7 +133,17 @@ def test_a_run_goes_on_where_it_was_cut_short(tmp_path: Path, capsys: pytest.Cap
         share = 0.9 if task.policy == "adaptive" else 0.5
         told = result(share, task.mode, task.policy, task.cell)
         (folder / f"{task.name}.json").write_text(json.dumps({"key": task.key, **told}))
-    command = ["--virtual", "--models", "glm", "--only", "glm-suffix4k-c8-", "--out", str(tmp_path), "--round-ms", "2.8"]
+    command = [
+        "--virtual",
+        "--models",
+        "glm",
+        "--only",
+        "glm-suffix4k-c8-",
+        "--out",
+        str(tmp_path),
+        "--round-ms",
+        "2.8",
+    ]
     assert paper.main(command) == 0
     assert "6 of 6 results are there, 0 of them of another state" in (tmp_path / "report.md").read_text()
     stale = folder / f"{kept[0].name}.json"
