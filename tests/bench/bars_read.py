@@ -166,7 +166,9 @@ def paper(results: Iterable[Raw]) -> Iterator[Bar]:
         yield open_bar(what, limit, "scripts/bench-paper --virtual has no results here")
     ahead, level = len(tables.judged("ahead")), len(tables.judged("level"))
     judged = sum(bool(row.verdict) for row in tables.rows)
-    how = f"{judged} cells are there, in virtual time; {level} level" if judged else "scripts/bench-paper has no results"
+    how = (
+        f"{judged} cells are there, in virtual time; {level} level" if judged else "scripts/bench-paper has no results"
+    )
     met = ahead + level == PAPER_CELLS if judged == PAPER_CELLS else None
     what, limit = "paper's cells ahead of lockstep+fixed", f"all {PAPER_CELLS}, or both at the bound"
     yield Bar(what, f"{ahead}", None, None, None, limit, met, how)
