@@ -194,8 +194,8 @@ def about(tables: Tables) -> list[str]:
         "device, not a device: compare ours with ours, and shares of the bound with the paper's.",
         f"Every mode and policy pays the same: prepare rounds of {rounds} (measured by scripts/bench-admission on two "
         "cores; other messages take half of it), links as in the profile, hashing at 10 ns a token. "
-        "Prompts that are sent at once come one after the other, 25 ns a token, and announcing them takes another 15 ns "
-        "a token, as on the real clock.",
+        "Prompts that are sent at once come one after the other, 25 ns a token, and announcing takes another 15 ns a "
+        "token, as on the real clock.",
         "The bound is the slowest stage with full waves and no idle time. Throughput is counted in work done during "
         "max(2c, 24) requests (mixed: 48 at least, cold: 32) after one warm-up round: which prompts of a mixed cell "
         "ended in that time does not matter. The oracle is the best of fixed budgets M, M/2, ... with free, instant "
