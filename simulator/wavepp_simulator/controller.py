@@ -54,6 +54,8 @@ class SimController:
         self.machine = ControllerMachine(config)
         self._links: dict[DaemonKey, SimLink] = {}
         self._busy = False
+        self._alarm_at: float | None = None
+        """When the core will be woken, of several alarms the first."""
         self._served = 0
         self._streams: dict[RequestId, Asked] = {}
         """To the clients of living requests."""
@@ -98,6 +100,20 @@ class SimController:
         """etcd says that somebody else leads."""
         self.post(ev.LeadershipLost(self.now))
 
+    def _set_alarm(self) -> None:
+        """Wake the core at the instant it asks for."""
+        at = self.machine.wake_at
+        if at is None or (self._alarm_at is not None and self._alarm_at <= at):
+            return
+
+        def ring() -> None:
+            if self._alarm_at == at:
+                self._alarm_at = None
+                self.post(ev.PauseOver(self.now))
+
+        self._alarm_at = at
+        self.process.after(max(0.0, at - self.now), ring)
+
     def post(self, event: ev.Event) -> None:
         if self._busy:
             raise Violation("shell", f"{type(event).__name__} was posted within another event")
@@ -113,6 +129,7 @@ class SimController:
         for action in actions:
             self._perform(action)
         self._busy = False
+        self._set_alarm()
         if actions or not isinstance(event, ev.Tick | ev.BeatArrived):
             self.world.touched(self)
 

@@ -27,6 +27,7 @@ def draw(seed: int, requests: int) -> Plan:
     calm = mood < CALM
     options = _cluster(rng, calm)
     options |= {"seed": str(seed), "check_every": str(CHECK_EVERY)}
+    options |= _pace(Random(f"wavepp-pace-{seed}"))
     acts: list[Act] = []
     streams = rng.choice(("abc", "abc", "ab"))
     for number in range(requests):
@@ -70,6 +71,13 @@ def _cluster(rng: Random, calm: bool) -> dict[str, str]:
     if rng.random() < 0.2:
         options["share_tokens"] = str(rng.choice((0, 4 * block)))
     return options | _tiers(rng, stages, calm)
+
+
+def _pace(rng: Random) -> dict[str, str]:
+    """Pauses between rounds and releases held back, as a controller process has them, in half of the clusters."""
+    if rng.random() < 0.5:
+        return {}
+    return {"round_rest": str(rng.choice((0, 1, 10))), "release_lag_ms": str(rng.choice((0, 20, 200)))}
 
 
 def _tiers(rng: Random, stages: int, calm: bool) -> dict[str, str]:
