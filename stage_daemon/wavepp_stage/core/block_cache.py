@@ -74,6 +74,7 @@ class BlockCache:
             return Lease(0, own_hit, group_hits, missing)
         self._ledger.hold_lease(hold)
         self._ledger.holds[key] = hold
+        self._ledger.unmaterialised += 1
         return Lease(hold.leased_blocks * size, own_hit, group_hits)
 
     def escrow(self, key: HoldKey) -> Escrow:
@@ -148,6 +149,7 @@ class BlockCache:
         if self._shape.recurrent:
             hold.working = self._ledger.take_slot(hold)
         hold.advance(HoldInput.INSTALL)
+        self._ledger.unmaterialised -= 1
         if hold.release_waits:
             self._retire(hold, HoldInput.RELEASE)
 
@@ -225,6 +227,7 @@ class BlockCache:
         self._retire(hold, HoldInput.RELEASE)
 
     def _retire(self, hold: Hold, given: HoldInput) -> None:
+        self._ledger.unmaterialised -= hold.phase is not Phase.OWNED
         hold.advance(given)
         del self._ledger.holds[hold.key]
         self._ledger.set_escrow(hold, 0, 0)
@@ -250,6 +253,7 @@ class BlockCache:
             else:
                 self._ledger.drop_lease(hold)
         self._ledger.holds.clear()
+        self._ledger.unmaterialised = 0
         self._store.end_formation(formation)
 
     def executor_stopped(self, formation: int) -> None:
@@ -280,7 +284,7 @@ class BlockCache:
             self._ledger.escrowed_states,
         )
         # An oversized request waits for the others to be materialised, which moves no count.
-        waits = (*counts, self._ledger.floor_blocks, self._ledger.unmaterialised())
+        waits = (*counts, self._ledger.floor_blocks, self._ledger.unmaterialised)
         if waits != self._waits:
             self._waits = waits
             self._capacity = Capacity(self._capacity.seq + 1, *counts)

@@ -46,6 +46,8 @@ def check_cache(cache: BlockCache) -> None:
     require(ledger.escrowed == sum(hold.escrow for hold in holds), "escrow is the sum over holds", ledger.escrowed)
     states = sum(hold.escrow_states for hold in holds)
     require(ledger.escrowed_states == states, "state escrow is the sum over holds", ledger.escrowed_states, states)
+    waiting = sum(hold.phase is not Phase.OWNED for hold in holds)
+    require(ledger.unmaterialised == waiting, "holds without a table are counted", ledger.unmaterialised, waiting)
     room = store.pool.free + store.tree.device.cached - ledger.escrowed
     floored = not dying and not any(hold.ignore_floor for hold in holds) and ledger.escrowed > 0
     floor = cache.floor_blocks if floored else 0

@@ -30,6 +30,8 @@ class Ledger:
         self.holds: dict[HoldKey, Hold] = {}
         self.escrowed = self.escrowed_states = 0
         """Sums of `escrow` and `escrow_states` over all holds."""
+        self.unmaterialised = 0
+        """Holds whose sequence does not own its table yet."""
         self._shape = shape
         self._block_tokens = shape.block_tokens
         self._store = store
@@ -66,9 +68,6 @@ class Ledger:
             hold.snapshot = None
 
     # --- room -------------------------------------------------------------------------------------
-
-    def unmaterialised(self) -> int:
-        return sum(hold.phase is not Phase.OWNED for hold in self.holds.values())
 
     def room(self, hold: Hold) -> int:
         """Blocks that `hold` may still be charged for."""
