@@ -22,7 +22,7 @@ from typing import Any
 
 from tests.bench.paper_cells import Task, in_virtual_time
 from tests.bench.paper_real import measure
-from tests.bench.paper_real_cells import RealTask, real_tasks
+from tests.bench.paper_real_cells import RealTask, expected_s, real_tasks
 from tests.bench.paper_real_report import RealRow, rows
 from tests.bench.paper_report import Tables
 from wavepp_proto.errors import WaveppError
@@ -59,6 +59,7 @@ class RealHalf:
 
         SIGTERM and Ctrl-C end it and the processes of the cell under way: then it raises KeyboardInterrupt."""
         due, began = self.missing, time.monotonic()
+        print(f"{len(due)} measurements, about {sum(map(expected_s, due)) / 60:.0f} minutes", file=sys.stderr)
         for number, task in enumerate(due, 1):
             key = task.key  # before: whoever changes the code meanwhile did not change what runs
             try:
@@ -86,7 +87,7 @@ class RealHalf:
             task.name: twin
             for task in self.tasks
             if (twin := self._twin(task)) is not None
-            and ((found := self._read(f"{task.name}.twin")) is None or found["key"] != twin.key)
+            and ((found := self._twin_of(task)) is None or found["key"] != twin.key)
         }
         # Not forked: gRPC's threads of the measuring would not survive it.
         with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
@@ -94,21 +95,25 @@ class RealHalf:
                 self._write(f"{name}.twin", twin.key, played)
 
     def rows(self, tables: Tables) -> list[RealRow]:
-        """Everything that is there; twins only of what was measured."""
+        """Everything that is there; a twin with another number of requests than were measured is none."""
         found: list[tuple[Result, Result | None]] = []
         for task in self.tasks:
             real, twin = self._read(task.name), self._twin(task)
-            played = self._read(f"{task.name}.twin")
+            played = self._twin_of(task)
             if real is not None and twin is not None:
-                found.append((real, played if played is not None and played["key"] == twin.key else None))
+                fits = played is not None and played["measured"] == twin.measured
+                found.append((real, played if fits else None))
         return rows(found, tables)
 
     @property
     def note(self) -> str:
         found = [(task, real) for task in self.tasks if (real := self._read(task.name)) is not None]
         stale = sum(real["key"] != task.key for task, real in found)
+        twins = [(twin, played) for task, _ in found if (twin := self._twin(task)) and (played := self._twin_of(task))]
+        older = sum(played["key"] != twin.key for twin, played in twins)
         return (
-            f"{len(found)} of {len(self.tasks)} measurements are there, {stale} of them of another state of the code."
+            f"{len(found)} of {len(self.tasks)} measurements are there, {stale} of them of another state of the code; "
+            f"{len(twins)} of their twins, {older} of them of another state."
         )
 
     def _twin(self, task: RealTask) -> Twin | None:
@@ -118,6 +123,10 @@ class RealHalf:
             return None
         virtual = Task(task.model, task.cell, task.mode, task.policy, self._rounds[task.model])
         return Twin(virtual, real["requests"]["measured"])
+
+    def _twin_of(self, task: RealTask) -> Result | None:
+        """What was played, whenever that was."""
+        return self._read(f"{task.name}.twin")
 
     def _read(self, name: str) -> Result | None:
         path = self._folder / f"{name}.json"
@@ -153,4 +162,8 @@ async def _until_told(task: RealTask) -> Result:
 
 def play_twin(twin: Twin) -> Result:
     device, played = in_virtual_time(twin.task, twin.measured)
-    return {"round_ms": twin.task.overheads.round_s * 1e3, "result": summarise(device, played)}
+    return {
+        "measured": twin.measured,
+        "round_ms": twin.task.overheads.round_s * 1e3,
+        "result": summarise(device, played),
+    }

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from tests.bench.paper_cells import COMBINATIONS, controller_files, files, profile_of
 from wavepp_proto import workload
 from wavepp_proto.workload import Cell, Family
+from wavepp_simulator.bounds import MIX, family_bound
 
 REAL_COMBINATIONS = (COMBINATIONS[-1], COMBINATIONS[1])
 """What the default is, and what it is compared with."""
@@ -31,6 +32,8 @@ REAL_CELLS = {
 SECONDS = 30.0
 """Least measured time of a cell, beside two rounds."""
 SEED = 0
+PROCESSES_S = 9.0
+"""To start a cluster, and to end it."""
 MEASURED_CODE = (
     "proto/wavepp_proto",
     "proto/wavepp_proto/runtime",
@@ -81,3 +84,14 @@ def real_tasks(models: list[str], seconds: float = SECONDS, speedup: float = 1.0
         for cell in REAL_CELLS.get(model, ())
         for mode, policy in REAL_COMBINATIONS
     ]
+
+
+def expected_s(task: RealTask) -> float:
+    """About how long measuring takes, if the devices are never idle."""
+    profile, family = profile_of(task.model), task.family
+    rate = family_bound(profile, family) * task.speedup
+    tokens = sum(family.prompt(number).tokens for number in range(MIX)) / MIX
+    measured_s = max(2 * family.concurrency * tokens / rate, task.seconds)
+    prefixes = [(prompt.tokens, 0, 1.0) for prompt in family.preloaded]
+    preload_s = 2 * prefixes[0][0] / profile.bound(prefixes) / task.speedup if prefixes else 0.0
+    return PROCESSES_S + preload_s + family.concurrency * tokens / rate + measured_s

@@ -11,7 +11,7 @@ import pytest
 from tests.bench.paper_cells import COMBINATIONS, ORACLE, profile_of
 from tests.bench.paper_real import PREFIX, plan_of, played_of
 from tests.bench.paper_real_all import RealHalf
-from tests.bench.paper_real_cells import REAL_CELLS, RealTask, real_tasks
+from tests.bench.paper_real_cells import REAL_CELLS, RealTask, expected_s, real_tasks
 from tests.bench.paper_real_report import RealRow, cells, findings, markdown, rows, section, standing
 from tests.bench.paper_report import RIVAL, WINNER, Tables
 from tests.bench.paper_rounds import rounds
@@ -33,6 +33,10 @@ def test_real_cells_are_cells_of_the_paper_in_two_ways() -> None:
         assert set(chosen) <= {*workload.cells(model)} | {SUFFIX}
     assert len({task.name for task in tasks}) == len(tasks) == 2 * sum(map(len, REAL_CELLS.values()))
     assert [(task.mode, task.policy) for task in tasks[:2]] == [("overlapped", "adaptive"), ("lockstep", "fixed")]
+
+
+def test_all_cells_together_fit_into_an_hour() -> None:
+    assert sum(map(expected_s, real_tasks(["glm", "minimax", "k3"]))) < 0.85 * 3600
 
 
 def test_a_result_is_of_one_state_of_the_code_and_one_way_of_measuring() -> None:
@@ -180,8 +184,23 @@ def test_what_was_measured_with_this_code_is_not_measured_again(tmp_path: Path) 
     path = tmp_path / f"{winner.name}.json"
     path.write_text(path.read_text().replace(winner.key, "0" * 16))
     assert half.missing == [winner, rival]
-    assert half.note == "2 of 2 measurements are there, 1 of them of another state of the code."
+    assert half.note == (
+        "2 of 2 measurements are there, 1 of them of another state of the code; "
+        "0 of their twins, 0 of them of another state."
+    )
     assert [row.twin for row in half.rows(tables())] == [None, None]
+
+
+def test_a_twin_has_as_many_requests_as_were_measured(tmp_path: Path) -> None:
+    half = RealHalf(tmp_path, {"glm": 2.8}, "glm-suffix4k-c8-", 30.0, 1.0)
+    winner, rival = half.tasks
+    for task, measured in ((winner, 24), (rival, 40)):
+        told = result(0.8, task.mode, task.policy)
+        (tmp_path / f"{task.name}.json").write_text(json.dumps({"key": task.key, **told}))
+        twin = {"key": "of another state", "measured": measured, "result": told["result"]}
+        (tmp_path / f"{task.name}.twin.json").write_text(json.dumps(twin))
+    assert [row.agreement for row in half.rows(tables())] == [1.0, None]
+    assert half.note.endswith("2 of their twins, 2 of them of another state.")
 
 
 # --- the round of virtual time -----------------------------------------------------------------------
