@@ -5,7 +5,7 @@ Owns the list of benches, the processes that run them one after another, and wha
 result of an earlier run; what takes too long for this command (the paper's cells, faults) is read from where its
 own command leaves it. Ends 1 if a bar is missed.
 
-    scripts/bench [--quick] [--only NAME ...] [--show]
+    scripts/bench [--quick] [--only NAME ...] [--wait SECONDS] [--show]
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ OUT = FOLDER / "bars.json"
 FAULTS = FOLDER / "fault.json"
 PAPER = FOLDER / "paper" / "virtual"
 LONGEST_S = 1200.0
+BUSY_PERCENT = 15.0
+"""Of all CPUs together; above it others are in the way."""
 Kept = dict[str, Any]
 """A bench's result: raw, at, quick, others_share, took_s."""
 
@@ -70,6 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
     known: dict[str, Kept] = json.loads(OUT.read_text())["benches"] if OUT.exists() else {}
     console, errors = Console(width=None if sys.stdout.isatty() else 220), Console(stderr=True)
     for name in [] if options.show else options.only or BENCHES:
+        _await_quiet(options.wait)
         errors.print(f"{name} ...")
         try:
             known[name] = run(name, quick=options.quick)
@@ -89,6 +92,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
     parser.add_argument("--only", nargs="+", choices=BENCHES, metavar="NAME", help=f"of {', '.join(BENCHES)}")
+    parser.add_argument("--wait", type=float, default=0.0, help="most seconds to wait for a quiet machine, each time")
     parser.add_argument("--show", action="store_true", help="run nothing, show what is known")
     return parser.parse_args(arguments)
 
@@ -109,6 +113,13 @@ def run(name: str, *, quick: bool) -> Kept:
         "own_share": round((_children_s() - own) / available, 3),
         "others_share": round(max(0.0, 1 - (_idle_s() - idle + _children_s() - own) / available), 3),
     }
+
+
+def _await_quiet(seconds: float) -> None:
+    """Until the CPUs were idle for most of a second, or `seconds` are over."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and psutil.cpu_percent(interval=1.0) > BUSY_PERCENT:
+        pass
 
 
 def _idle_s() -> float:
