@@ -14,7 +14,18 @@ from typing import Any
 
 from tests.bench.paper_cells import ORACLE, PROFILES
 from tests.bench.paper_findings import WORSE
-from tests.bench.paper_report import RIVAL, TITLES, WINNER, Place, Tables, number, percent, place_of, table
+from tests.bench.paper_report import (
+    RIVAL,
+    TITLES,
+    WINNER,
+    Place,
+    Tables,
+    number,
+    paper_figures,
+    percent,
+    place_of,
+    table,
+)
 
 Result = dict[str, Any]
 AGREE = 0.03
@@ -84,7 +95,7 @@ def rows(found: Iterable[tuple[Result, Result | None]], tables: Tables) -> list[
     made: list[RealRow] = []
     for place, how, real, twin in pairs:
         virtual = tables.cells.get(place)
-        paper = virtual.paper.get("wavepp") if virtual else None
+        paper = paper_figures(place).get("wavepp")
         rival = speeds.get((place, RIVAL))
         over = real["tokens_per_s"] / rival if rival and how != RIVAL else None
         made.append(RealRow(place, how, real, twin, paper, virtual.share(ORACLE[0]) if virtual else None, over))
