@@ -94,8 +94,7 @@ class Admission:
         """When something here must be looked at again without any event."""
         if self._rounds.open is not None:
             return self._rounds.open.deadline
-        times = (self._pace.wake_at, None if self._closed else self.choosing.next_retry())
-        return min((at for at in times if at is not None), default=None)
+        return None if self._closed else self.choosing.next_retry()
 
     def enter(self, request: Request, now: float) -> None:
         """A request is hashed and announced everywhere."""

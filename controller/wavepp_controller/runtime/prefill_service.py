@@ -7,6 +7,7 @@ it (frames, which `prompt_intake` puts together, and a live duplicate id) is ref
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,8 @@ from contextlib import contextmanager
 from wavepp_controller.core.events import Cancel, Submit
 from wavepp_controller.runtime.prompt_intake import PromptIntake
 from wavepp_controller.runtime.request_spans import RequestSpans
-from wavepp_controller.runtime.shell import ControllerShell
+from wavepp_controller.runtime.run_outcome import RunOutcome
+from wavepp_controller.runtime.shell import ControllerShell, EventSink
 from wavepp_proto import convert
 from wavepp_proto.errors import (
     DuplicateRequest,
@@ -26,13 +28,10 @@ from wavepp_proto.errors import (
 from wavepp_proto.runtime.context import Context
 from wavepp_proto.runtime.trace_context import is_sampled
 from wavepp_proto.terms import (
-    Admitted,
     Failed,
     Finished,
-    PipelineId,
     PrefillEvent,
     PrefillRequest,
-    Queued,
     RequestId,
 )
 from wavepp_proto.v1 import prefill_pb2 as pb
@@ -60,22 +59,17 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
             yield pb.SubmitResponse(event=convert.prefill_event_to_pb(Failed(request_id, error.info())))
 
     async def Run(self, request: pb.RunRequest, context: Context) -> pb.RunResponse:
-        pipeline: PipelineId | None = None
-        admitted: Admitted | None = None
+        run = RunOutcome()
         try:
             with self._counted():
                 asked = convert.run_request_from_pb(request)
-            async for event in self._events(asked):
-                match event:
-                    case Queued():
-                        pipeline = event.pipeline
-                    case Admitted():
-                        admitted = event
-                    case Failed() if pipeline is None:
-                        raise from_info(event.error)
-                    case (Finished() | Failed()) as outcome if pipeline is not None:
-                        return convert.run_response_to_pb(pipeline, admitted, outcome)
-            raise InternalError("a request ended without an outcome")
+            with self._live(asked, run):
+                outcome = await run.outcome()
+            if run.pipeline is not None:
+                return convert.run_response_to_pb(run.pipeline, run.admitted, outcome)
+            if isinstance(outcome, Failed):
+                raise from_info(outcome.error)
+            raise InternalError("a request was finished that was never queued")
         except WaveppError as error:
             await convert.abort(context, error)
         raise AssertionError("abort raises")
@@ -116,18 +110,25 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
 
     async def _events(self, request: PrefillRequest) -> AsyncIterator[PrefillEvent]:
         """Submit, then everything that happens up to the outcome."""
-        request_id = request.request_id
-        with self._counted():
-            if self._shell.is_open(request_id):
-                raise DuplicateRequest(f"request {request_id!r} is live", field="request_id", value=request_id)
-        queue = self._shell.open_request(request_id)
-        own = self._spans.began(request_id, request.trace, request.prompt_tokens)
-        try:
-            self._shell.post(Submit(request, time.monotonic(), is_sampled(own)))
+        queue: asyncio.Queue[PrefillEvent] = asyncio.Queue()
+        with self._live(request, queue):
             while True:
                 event = await queue.get()
                 yield event
                 if isinstance(event, Finished | Failed):
                     return
+
+    @contextmanager
+    def _live(self, request: PrefillRequest, sink: EventSink) -> Iterator[None]:
+        """Submit; `sink` hears what happens. Leaving before the outcome cancels the request."""
+        request_id = request.request_id
+        with self._counted():
+            if self._shell.is_open(request_id):
+                raise DuplicateRequest(f"request {request_id!r} is live", field="request_id", value=request_id)
+        self._shell.open_request(request_id, sink)
+        own = self._spans.began(request_id, request.trace, request.prompt_tokens)
+        try:
+            self._shell.post(Submit(request, time.monotonic(), is_sampled(own)))
+            yield
         finally:
-            self._shell.close_request(request_id, queue)
+            self._shell.close_request(request_id, sink)

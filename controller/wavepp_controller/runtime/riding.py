@@ -14,7 +14,7 @@ from wavepp_proto.terms import HoldKey
 
 SHORT_BYTES = 32 * 1024
 """Hashes and tokens of a prompt that may ride: 7,000 tokens at B = 64 where tokens are needed, else 60,000."""
-MOST_BYTES = 256 * 1024
+MOST_BYTES = 512 * 1024
 """Of all that ride in one round: what is longer than its votes take is for the other stream."""
 
 

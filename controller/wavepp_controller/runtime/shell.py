@@ -11,12 +11,12 @@ import asyncio
 import time
 from collections.abc import Coroutine
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from wavepp_controller.core import events as ev
 from wavepp_controller.core.machine import ControllerMachine
 from wavepp_controller.runtime.daemon_link import DaemonLink
-from wavepp_controller.runtime.hashing import hash_prompt
+from wavepp_controller.runtime.hashing import hash_prompt, hash_short, is_short
 from wavepp_controller.runtime.observability import Observer
 from wavepp_controller.runtime.request_spans import RequestSpans
 from wavepp_controller.runtime.riding import SHORT_BYTES
@@ -42,6 +42,12 @@ log = get_log(__name__)
 TICK_S = 0.05
 
 
+class EventSink(Protocol):
+    """Hears what happens to one request."""
+
+    def put_nowait(self, event: PrefillEvent) -> None: ...
+
+
 class ControllerShell:
     """Runs one ControllerMachine."""
 
@@ -53,7 +59,7 @@ class ControllerShell:
         self._spans = spans
         self._observer = observer
         self._links: dict[DaemonKey, DaemonLink] = {}
-        self._outboxes: dict[RequestId, asyncio.Queue[PrefillEvent]] = {}
+        self._sinks: dict[RequestId, EventSink] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._reforms: dict[str, asyncio.Future[WaveppError | None]] = {}
         self._loop = asyncio.get_running_loop()
@@ -120,20 +126,18 @@ class ControllerShell:
 
     # --- requests ---------------------------------------------------------------------------------
 
-    def open_request(self, request_id: RequestId) -> asyncio.Queue[PrefillEvent]:
-        """Events of a request that is about to be submitted; bounded by its chunks."""
-        queue: asyncio.Queue[PrefillEvent] = asyncio.Queue()
-        self._outboxes[request_id] = queue
-        return queue
+    def open_request(self, request_id: RequestId, sink: EventSink) -> None:
+        """`sink` hears the events of a request that is about to be submitted; bounded by its chunks."""
+        self._sinks[request_id] = sink
 
     def is_open(self, request_id: RequestId) -> bool:
-        return request_id in self._outboxes
+        return request_id in self._sinks
 
-    def close_request(self, request_id: RequestId, queue: asyncio.Queue[PrefillEvent]) -> None:
+    def close_request(self, request_id: RequestId, sink: EventSink) -> None:
         """The client is gone or has its answer; a live request is cancelled."""
         # The id may live a next life by now: only the stream that opened this one may end it.
-        if self._outboxes.get(request_id) is queue:
-            del self._outboxes[request_id]
+        if self._sinks.get(request_id) is sink:
+            del self._sinks[request_id]
             self.post(ev.Cancel(request_id, time.monotonic()))
 
     async def reform(self, event: ev.ReformAsked) -> None:
@@ -162,7 +166,7 @@ class ControllerShell:
             case ev.AnnounceRequest():
                 self._announce(action)
             case ev.HashPrompt():
-                self._spawn(self._hash(action), "hash")
+                self._hash(action)
             case ev.FormPipeline(pipeline, formation, plans):
                 self._observer.formation_begun(pipeline, formation)
                 for plan in plans:
@@ -186,15 +190,26 @@ class ControllerShell:
                     answer.set_result(from_info(error))
 
     def _emit(self, event: PrefillEvent) -> None:
-        queue = self._outboxes.get(event.request_id)
+        sink = self._sinks.get(event.request_id)
         if isinstance(event, Finished | Failed):
-            self._outboxes.pop(event.request_id, None)
+            self._sinks.pop(event.request_id, None)
             self._spans.ended(event)
-        if queue is not None:
-            queue.put_nowait(event)
+        if sink is not None:
+            sink.put_nowait(event)
 
-    async def _hash(self, action: ev.HashPrompt) -> None:
-        hashes = await hash_prompt(action.scope, action.token_ids, action.block_tokens)
+    def _hash(self, action: ev.HashPrompt) -> None:
+        if is_short(action.token_ids):
+            self._loop.call_soon(self._hash_at_once, action)
+        else:
+            self._spawn(self._hash_in_slices(action), "hash")
+
+    def _hash_at_once(self, action: ev.HashPrompt) -> None:
+        self._hashed(action, hash_short(action.scope, action.token_ids, action.block_tokens))
+
+    async def _hash_in_slices(self, action: ev.HashPrompt) -> None:
+        self._hashed(action, await hash_prompt(action.scope, action.token_ids, action.block_tokens))
+
+    def _hashed(self, action: ev.HashPrompt, hashes: bytes) -> None:
         self.post(ev.Hashed(action.request_id, hashes, action.life, time.monotonic()))
 
     def _announce(self, action: ev.AnnounceRequest) -> None:
@@ -313,10 +328,10 @@ class ControllerShell:
     async def close(self) -> None:
         """Fail what is live, close every link. Idempotent."""
         await self.stand_down()
-        for request_id, queue in list(self._outboxes.items()):
+        for request_id, sink in list(self._sinks.items()):
             error = ControllerUnavailable("the controller is closing", retry_after_ms=1000)
-            queue.put_nowait(Failed(request_id, error.info()))
-        self._outboxes.clear()
+            sink.put_nowait(Failed(request_id, error.info()))
+        self._sinks.clear()
         pending = [task for task in self._tasks if task is not asyncio.current_task()]
         if pending:
             await asyncio.wait(pending, timeout=2.0)
