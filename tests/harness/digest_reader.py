@@ -6,7 +6,7 @@ as far as the caller says which hash is whose parent, and a snapshot needs its n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from wavepp_proto.digest import DigestCursor, Verdict, unpack_hashes
@@ -14,7 +14,7 @@ from wavepp_proto.terms import CacheGroup, Digest, Incarnation
 
 
 class Source(Protocol):
-    def digests_since(self, seq: int) -> list[Digest]: ...
+    def digests_since(self, seq: int) -> Sequence[Digest]: ...
 
 
 class DigestReader:
@@ -27,7 +27,7 @@ class DigestReader:
         self._parents = {} if parents is None else parents
         """Hash of a prefix to that of the prefix one block shorter; first blocks have none."""
 
-    def read(self, cache: Source) -> list[Digest]:
+    def read(self, cache: Source) -> Sequence[Digest]:
         """Take everything new; every digest must be in order."""
         digests = cache.digests_since(self.cursor.seq if self.cursor.in_sync else 0)
         for digest in digests:

@@ -7,6 +7,7 @@ hold and a list of what was called. Has no blocks: tests about those run on the 
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -155,7 +156,7 @@ class ScriptedCache:
     def capacity(self) -> Capacity:
         return Capacity(1, self.pool_blocks, 0)
 
-    def digests_since(self, seq: int) -> list[Digest]:
+    def digests_since(self, seq: int) -> Sequence[Digest]:
         return []
 
     def check(self) -> None:

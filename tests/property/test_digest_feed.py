@@ -82,7 +82,7 @@ def test_readers_end_with_the_truth_when_steps_interleave_in_any_way(
         return {CacheGroup.ATTENTION: np.array(list(truth), dtype=np.uint64)}
 
     def since(reader: Reader) -> list[Digest]:
-        return feed.since(reader.position, resident, Capacity(seq, 0, 0))
+        return list(feed.since(reader.position, resident, Capacity(seq, 0, 0)))
 
     for step, detail in steps:
         match step, detail:

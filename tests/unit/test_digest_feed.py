@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from wavepp_proto.digest import unpack_hashes
+from wavepp_proto.digest import DigestCursor, Verdict, unpack_hashes
 from wavepp_proto.errors import InternalError
 from wavepp_proto.limits import DIGEST_BACKLOG_HASHES, MAX_DIGEST_HASHES
 from wavepp_proto.terms import CacheGroup, Capacity, Digest, DigestKind, Incarnation
@@ -33,7 +33,7 @@ class Feed:
         self.feed.removed({ATTENTION: np.array(values, dtype=np.uint64)})
 
     def since(self, seq: int) -> list[Digest]:
-        return self.feed.since(seq, self._hashes, self.capacity)
+        return list(self.feed.since(seq, self._hashes, self.capacity))
 
     def _hashes(self) -> Residents:
         return {ATTENTION: np.array(self.resident, dtype=np.uint64)}
@@ -200,3 +200,21 @@ def test_every_reader_starts_over_when_the_daemon_has_a_new_incarnation() -> Non
         assert digest.seq == start + 1
     made.add(3)
     assert contents(made.since(start + 1)) == [(start + 2, [3], [])]
+
+
+def test_pages_of_a_snapshot_stay_what_they_were_when_the_cache_has_moved_on() -> None:
+    """They are made as they are sent, outside the mutex."""
+    feed = DigestFeed(Incarnation(2))
+    blocks = np.arange(1, 2 * MAX_DIGEST_HASHES + 1, dtype=np.uint64)
+    feed.replaced((ATTENTION, RECURRENT))
+    both = {ATTENTION: blocks, RECURRENT: np.array([7, 9], dtype=np.uint64)}
+    pages = feed.since(0, lambda: both, ROOM)
+    feed.added({ATTENTION: np.array([1 << 40], dtype=np.uint64)})
+    feed.since(pages[0].seq, lambda: both, ROOM)
+    cursor = DigestCursor(Incarnation(2))
+    verdicts = [cursor.offer(page) for page in pages]
+    assert verdicts == [Verdict.MORE, Verdict.MORE, Verdict.REPLACE]
+    told = [[len(group.added) // 8 for group in page.groups] for page in pages]
+    assert told == [[MAX_DIGEST_HASHES, 0], [MAX_DIGEST_HASHES, 0], [0, 2]]
+    assert {page.seq for page in pages} == {pages[-1].seq}
+    assert pages[:2] == [pages[0], pages[1]]

@@ -12,13 +12,13 @@ import numpy as np
 
 from wavepp_proto.errors import RowVoided
 from wavepp_proto.hashing import blocks_for, reuse_cap
-from wavepp_proto.terms import Capacity, Digest, HoldKey, HoldState
+from wavepp_proto.terms import Capacity, HoldKey, HoldState
 from wavepp_stage.core.block_hashes import BlockHashes
 from wavepp_stage.core.block_tree import NO_BLOCKS, ROOT
 from wavepp_stage.core.cache_manager import Escrow, Lease, Materialised
 from wavepp_stage.core.cache_shape import CacheShape
 from wavepp_stage.core.census import Census, take_census
-from wavepp_stage.core.digest_feed import DigestFeed
+from wavepp_stage.core.digest_feed import DigestFeed, Digests
 from wavepp_stage.core.holds import Hold, HoldInput, Phase
 from wavepp_stage.core.invariants import check_cache
 from wavepp_stage.core.ledger import Ledger
@@ -342,7 +342,7 @@ class BlockCache:
     def census(self) -> Census:
         return take_census(self)
 
-    def digests_since(self, seq: int) -> list[Digest]:
+    def digests_since(self, seq: int) -> Digests:
         return self._store.digests_since(seq, self.capacity())
 
     def check(self) -> None:

@@ -10,6 +10,7 @@ plan_state and publish for each of its rows, release. `release` is legal at any 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -188,7 +189,7 @@ class CacheManager(Protocol):
     @floor_blocks.setter
     def floor_blocks(self, blocks: int) -> None: ...
 
-    def digests_since(self, seq: int) -> list[Digest]:
+    def digests_since(self, seq: int) -> Sequence[Digest]:
         """What a reader at `seq` has not seen: deltas, or one snapshot in pages; seq 0 knows nothing."""
 
     def check(self) -> None:

@@ -10,7 +10,7 @@ and checksums; the hashes that are resident are the cache's. The reader's side i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,10 +21,12 @@ from wavepp_proto.hashing import SHORT_BYTES
 from wavepp_proto.limits import DIGEST_BACKLOG_HASHES, MAX_DIGEST_HASHES
 from wavepp_proto.terms import CacheGroup, Capacity, Digest, DigestKind, GroupDigest, Incarnation
 from wavepp_stage.core.block_hashes import Shorts
+from wavepp_stage.core.digest_snapshot import SnapshotPages
 
 NOTHING: Shorts = np.empty(0, dtype=np.uint64)
 Residents = Mapping[CacheGroup, Shorts]
 """Hashes by cache group; a group that is missing has none."""
+Digests = Sequence[Digest]
 
 
 def _size(hashes: Residents) -> int:
@@ -95,7 +97,7 @@ class DigestFeed:
         self._incarnation = incarnation
         self.replaced()
 
-    def since(self, seq: int, resident: Callable[[], Residents], capacity: Capacity) -> list[Digest]:
+    def since(self, seq: int, resident: Callable[[], Residents], capacity: Capacity) -> Digests:
         """What a reader at `seq` has not seen (empty if nothing); a reader at 0 knows nothing.
 
         `resident()` is a copy of all resident hashes at this instant."""
@@ -104,7 +106,7 @@ class DigestFeed:
             return []
         first = self.seq - len(self._log)  # the seq before the first logged delta
         if not first <= seq < self.seq or seq == 0:
-            return list(self._snapshot(resident(), capacity))
+            return self._snapshot(resident(), capacity)
         return [self._log[at] for at in range(seq - first, len(self._log))]
 
     def _change(self, added: bool, hashes: Residents) -> None:
@@ -181,12 +183,10 @@ class DigestFeed:
             oldest = self._log.popleft()
             self._logged -= sum(len(g.added) + len(g.removed) for g in oldest.groups) // SHORT_BYTES + 1
 
-    def _snapshot(self, hashes: Residents, capacity: Capacity) -> Iterator[Digest]:
-        told = _Change(True, {group: hashes.get(group, NOTHING) for group in self._sums})
-        pages = list(_packed(list(_cut(told)))) or [{}]
-        for page, part in enumerate(pages):
-            groups, last = self._groups(part, {}), page == len(pages) - 1
-            yield Digest(self._incarnation, self.seq, DigestKind.SNAPSHOT, groups, capacity, page, last)
+    def _snapshot(self, hashes: Residents, capacity: Capacity) -> SnapshotPages:
+        told = {group: hashes.get(group, NOTHING) for group in self._sums}
+        totals = {group: (total.count, total.checksum) for group, total in self._sums.items()}
+        return SnapshotPages(self._incarnation, self.seq, told, totals, capacity, MAX_DIGEST_HASHES)
 
     def _groups(self, added: Residents, removed: Residents) -> tuple[GroupDigest, ...]:
         """Every group, with its totals, whether it changed or not."""

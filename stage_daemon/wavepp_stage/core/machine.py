@@ -10,7 +10,7 @@ never look at epochs, incarnations or clocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from wavepp_proto.errors import FormationEnded as FormationEndedError
@@ -265,7 +265,7 @@ class StageMachine:
     def census(self) -> Census:
         return self._cache.census() if self._cache else Census()
 
-    def digests_since(self, seq: int) -> list[Digest]:
+    def digests_since(self, seq: int) -> Sequence[Digest]:
         """What a reader at `seq` has not seen; nothing before the first join."""
         return self._cache.digests_since(seq) if self._cache else []
 

@@ -12,6 +12,8 @@ node it needs held.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from wavepp_proto.terms import CacheGroup, Capacity, Digest
@@ -182,7 +184,7 @@ class Residency:
 
     # --- digest -----------------------------------------------------------------------------------
 
-    def digests_since(self, seq: int, capacity: Capacity) -> list[Digest]:
+    def digests_since(self, seq: int, capacity: Capacity) -> Sequence[Digest]:
         return self._feed.since(seq, self.residents, capacity)
 
     def residents(self) -> Residents:

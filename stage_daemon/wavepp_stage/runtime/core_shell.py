@@ -8,7 +8,7 @@ asks for whichever thread happened to call (copies, news for digest readers, a s
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from wavepp_proto.errors import from_info
@@ -69,7 +69,7 @@ class CoreShell:
             self.on_fenced(ended_formation(kept), fenced.silent_s)
         return kept
 
-    def digests_since(self, seq: int) -> list[Digest]:
+    def digests_since(self, seq: int) -> Sequence[Digest]:
         with self._mutex:
             return self._machine.digests_since(seq)
 
