@@ -31,8 +31,8 @@ def command(
         int, typer.Option("--wave-tokens", envvar="WAVEPP_WAVE_TOKENS", help="Most tokens in one wave.")
     ] = 16_384,
     policy: Annotated[
-        str, typer.Option("--policy", envvar="WAVEPP_POLICY", help="Wave planner: fixed, mpu or adaptive.")
-    ] = "fixed",
+        str, typer.Option("--policy", envvar="WAVEPP_POLICY", help="Wave planner: adaptive, mpu or fixed.")
+    ] = "adaptive",
     mode: Annotated[
         str,
         typer.Option(

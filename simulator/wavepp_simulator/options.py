@@ -28,7 +28,7 @@ _COSTS: dict[str, tuple[str, float]] = {
 def shape_of(options: dict[str, str]) -> Shape:
     """cluster [pools=64,64,64] [host=8,0] [groups=a,ar,r] [states=8] [block=16] [wave=64] [wave_ms=1] [token_us=10]
     [copy_us=100] [copy_failures=0] [latency_us=200] [jitter=0] [seed=0] [check_every=1], settings of the
-    controller."""
+    controller. Waves are planned by policy=fixed unless said otherwise: what a story sends can be told in advance."""
     options = dict(options)
     costs = {name: float(options.pop(key)) * unit for key, (name, unit) in _COSTS.items() if key in options}
     given: dict[str, Any] = {
@@ -48,7 +48,7 @@ def shape_of(options: dict[str, str]) -> Shape:
     if unknown:
         raise ValueError(f"no setting {' '.join(sorted(unknown))}; known: {' '.join(sorted(_CONFIG))}")
     settings: dict[str, Any] = {name: value if name in _WORDS else int(value) for name, value in options.items()}
-    config = ControllerConfig(wave_tokens=wave, link=LinkKind.GRPC, **settings)
+    config = ControllerConfig(wave_tokens=wave, link=LinkKind.GRPC, **{"policy": "fixed", **settings})
     return Shape(costs=Costs(**costs), config=config, **given)
 
 

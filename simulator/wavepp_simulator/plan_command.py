@@ -51,7 +51,7 @@ def plan(
         float | None,
         typer.Option("--minutes", min=1e-6, envvar="WAVEPP_MINUTES", help="Replay so many minutes of the trace."),
     ] = None,
-    policy: Annotated[str, typer.Option("--policy", envvar="WAVEPP_POLICY", help="Planner's policy.")] = "fixed",
+    policy: Annotated[str, typer.Option("--policy", envvar="WAVEPP_POLICY", help="Planner's policy.")] = "adaptive",
     mode: Annotated[str, typer.Option("--mode", envvar="WAVEPP_MODE", help="Admission mode.")] = "overlapped",
     replicas: Annotated[int, typer.Option("--replicas", min=1, envvar="WAVEPP_REPLICAS", help="Pipelines.")] = 1,
     p95_s: Annotated[

@@ -277,7 +277,7 @@ def test_capacity_is_told_when_a_tail_is_given(device: str, tmp_path: Path) -> N
     trace = tmp_path / "t.jsonl"
     lines = [{"timestamp": 0, "input_length": 64, "hash_ids": [at]} for at in range(8)]
     trace.write_text("\n".join(json.dumps(line) for line in lines))
-    asked = ("--profile", device, "--trace", str(trace), "--p95-s", "0.7")
+    asked = ("--profile", device, "--trace", str(trace), "--p95-s", "0.7", "--policy", "fixed")
     told = run(*asked, "--replicas", "4", "--json")
     assert [one["replicas"] for one in json.loads(told.stdout)["tried"]] == [1, 2]
     assert json.loads(told.stdout)["replicas"] == 2
@@ -287,7 +287,7 @@ def test_capacity_is_told_when_a_tail_is_given(device: str, tmp_path: Path) -> N
 def test_words_name_what_was_asked(device: str) -> None:
     told = run("--profile", device, "--family", "short_cold", "--prompt-tokens", "128", "--concurrency", "2")
     assert told.exit_code == 0
-    assert "short_cold, 2 at once on 1 x flat, overlapped+fixed" in told.stdout
+    assert "short_cold, 2 at once on 1 x flat, overlapped+adaptive" in told.stdout
 
 
 @pytest.mark.parametrize(

@@ -401,7 +401,7 @@ def test_request_runs_again_when_the_stage_it_ran_on_never_came_back_and_an_atte
 
 
 def test_no_attempt_is_used_up_when_streams_only_broke() -> None:
-    pipeline = FlakyPipeline(config=ControllerConfig(wave_tokens=64, attempts=2))
+    pipeline = FlakyPipeline(config=ControllerConfig(wave_tokens=64, attempts=2, policy="fixed"))
     pipeline.hold = {SendWave}
     pipeline.submit("a", 200)
     for stage in (0, 1, 0):

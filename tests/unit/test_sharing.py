@@ -79,7 +79,7 @@ def test_prefix_is_computed_once_when_a_burst_of_equal_prompts_comes() -> None:
 
 
 def test_second_waits_when_both_become_ready_for_the_same_round() -> None:
-    pipeline = sharing()
+    pipeline = sharing(policy="fixed")
     cached_everywhere(pipeline, "b")
     pipeline.hold = {SendWave}
     submit_together(pipeline, ("a", 200, 0), ("b", 150, 0), ("c", 100, 5))

@@ -22,7 +22,7 @@ class ControllerConfig:
     """M: most tokens of one wave; each pipeline rounds it down to its block size."""
     lanes: int = limits.MAX_LANES
     """Most requests in one wave, and most requests that hold cache at once."""
-    policy: str = "fixed"
+    policy: str = "adaptive"
     """How waves are planned: one of POLICIES."""
     mode: str = OVERLAPPED
     """How admission and execution share time: one of MODES. The others are for comparison."""

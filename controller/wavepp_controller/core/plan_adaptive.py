@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log
-from typing import NamedTuple
 
 from wavepp_controller.core.flight_clock import FlightClock
 from wavepp_controller.core.latency_model import LatencyModel
@@ -41,6 +40,8 @@ USUAL_MEMORY = 16
 """Requests over which the usual work of one is averaged at most..."""
 LEAST_USUAL = 4
 """...and at least."""
+MOST_STALE = 4
+"""Times as many lanes as there are may be remembered: to sweep them out costs as much as to plan."""
 LEAST_WAIT_S = 0.001
 """Nothing waits for less: what is late moves its prediction along, and would be asked for without end."""
 AS_SLOW = 0.95
@@ -65,14 +66,20 @@ class _Seen:
     """Of a lane that found the pipeline empty: the time of a wave that all the work there was cut into."""
 
 
-class _Flying(NamedTuple):
-    demand: Demand
-    finals: int
-    """Prompts that end with the wave: others will come for them."""
+class _Flying:
+    """A wave in flight, as far as it was asked about."""
 
-    @classmethod
-    def of(cls, rows: Sequence[Row]) -> _Flying:
-        return cls(demand_of(rows), sum(row.final for row in rows))
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows = rows
+        self._demand: Demand | None = None
+        self.finals = sum([row.final for row in rows])
+        """Prompts that end with the wave: others will come for them."""
+
+    @property
+    def demand(self) -> Demand:
+        if self._demand is None:
+            self._demand = demand_of(self._rows)
+        return self._demand
 
 
 class AdaptivePolicy:
@@ -115,10 +122,9 @@ class AdaptivePolicy:
             return Decision(wait_until=until)
         self._held = None
         self._crowd += (self._count(view) - self._crowd) / CROWD_MEMORY
-        for row in rows:
+        for row in [row for row in rows if not row.final]:
             seen = self._seen[row.key]
-            if not row.final:
-                seen.cut = max(seen.cut, costs.chunk_us(row.start, row.length))
+            seen.cut = max(seen.cut, costs.chunk_us(row.start, row.length))
         return Decision(rows)
 
     # --- how much work there is -----------------------------------------------------------------
@@ -126,18 +132,16 @@ class AdaptivePolicy:
     def _remember(self, view: PlanView) -> None:
         """Forget what is over; learn how much work a request is, and how many there are."""
         known = self._flights
-        self._flights = {one.ordinal: known.get(one.ordinal) or _Flying.of(one.rows) for one in view.in_flight}
-        before, self._seen = self._seen, {}
-        came = False
-        for lane in view.lanes:
-            seen = before.get(lane.key)
-            if seen is None:
-                came, seen = True, _Seen(lane.start)
-                self._usual.append((lane.start, lane.prompt_tokens - lane.start))
-            self._seen[lane.key] = seen
+        self._flights = {one.ordinal: known.get(one.ordinal) or _Flying(one.rows) for one in view.in_flight}
+        seen = self._seen
+        came = [lane for lane in view.lanes if lane.key not in seen]
         if came:
-            for seen in self._seen.values():
-                seen.burst = None  # it does not stand alone any more
+            self._usual.extend([(lane.start, lane.prompt_tokens - lane.start) for lane in came])
+            seen.update([(lane.key, _Seen(lane.start)) for lane in came])
+            for one in seen.values():
+                one.burst = None  # it does not stand alone any more
+        if len(seen) > MOST_STALE * len(view.lanes) + USUAL_MEMORY:
+            self._seen = {lane.key: seen[lane.key] for lane in view.lanes}
         self._crowd = max(self._crowd, self._count(view))
 
     def _count(self, view: PlanView) -> int:
@@ -155,8 +159,8 @@ class AdaptivePolicy:
         if not view.in_flight:
             worse = min(MOST_WORSE, WORSE_PER_LANE * (len(view.lanes) - 1))
             cut = waiting / fewest_waves(waiting, costs.c_us, view.stages, worse)
-            for seen in self._seen.values():
-                seen.burst = cut
+            for lane in view.lanes:
+                self._seen[lane.key].burst = cut
         seen = self._seen[head.key]
         alone = max(self._alone(head, costs, view.stages), seen.cut)
         if seen.burst is not None:
@@ -219,11 +223,8 @@ class AdaptivePolicy:
 
 def _ahead(lanes: Sequence[Lane]) -> Demand:
     """What lanes ask of a stage, each as one chunk; waves are not counted."""
-    tokens = prefix = 0
-    pairs = 0.0
-    for lane in lanes:
-        start, rest = lane.start, lane.prompt_tokens - lane.start
-        tokens += rest
-        pairs += rest * (start + rest / 2)
-        prefix += start
-    return Demand(0.0, tokens, pairs, prefix)
+    starts = [lane.start for lane in lanes]
+    ends = [lane.prompt_tokens for lane in lanes]
+    prefix = sum(starts)
+    pairs = (sum([end * end for end in ends]) - sum([start * start for start in starts])) / 2
+    return Demand(0.0, sum(ends) - prefix, pairs, prefix)

@@ -43,7 +43,12 @@ class WaveBudget:
         """
         if self.rows == 0:
             return None
-        end = self._end(lane, self.tokens if most is None else min(self.tokens, most))
+        room, rest = self.tokens if most is None else min(self.tokens, most), lane.prompt_tokens - lane.start
+        if rest <= room and not lane.stops and not lane.snapshots:  # so often that it is most of what a plan costs
+            self.tokens -= rest
+            self.rows -= 1
+            return Row(lane.key, lane.start, rest, True)
+        end = self._end(lane, room)
         if end <= lane.start or (end - lane.start < least_cut and _cuts(lane, end)):
             return None
         self.tokens -= end - lane.start

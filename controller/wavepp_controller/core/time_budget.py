@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from wavepp_controller.core.makespan import extra_prefix, tokens_for
 from wavepp_controller.core.planner import Lane, WaveBudget
 from wavepp_controller.core.planning import PlanView
+from wavepp_proto.errors import InternalError
 from wavepp_proto.profile import StageCosts
 from wavepp_proto.terms import Row
 
@@ -35,18 +36,24 @@ class TimeBudget:
 
     def fill(self) -> tuple[tuple[Row, ...], float]:
         """Rows of the wave, and its time; the first lane always advances."""
-        view, costs = self.view, self.costs
+        view, costs, target = self.view, self.costs, self.target
         budget = WaveBudget(view.wave_tokens, view.max_rows, view.block_tokens)
-        rows: list[Row] = []
-        took = 0.0
-        for lane in view.lanes:
-            if rows and (not budget.tokens or not budget.rows or took >= self.target):
+        first = view.lanes[0]
+        row = budget.try_add(first, self._first(first))
+        if row is None:
+            raise InternalError("not one block fits into an empty wave", field="wave_tokens", value=view.wave_tokens)
+        rows, took = [row], costs.chunk_us(row.start, row.length)
+        for lane in view.lanes[1:]:
+            if not budget.tokens or not budget.rows or took >= target:
                 break
-            most = self._later(lane, took, budget.tokens) if rows else self._first(lane)
+            start, rest = lane.start, lane.prompt_tokens - lane.start
+            adds = costs.chunk_us(start, rest)
+            fits = rest <= budget.tokens and adds <= 2.0 * (target - took)
+            most = rest if fits else self._part(lane, took, budget.tokens)
             row = budget.try_add(lane, most) if most else None
             if row is not None:
                 rows.append(row)
-                took += costs.chunk_us(row.start, row.length)
+                took += adds if row.length == rest else costs.chunk_us(start, row.length)
         return tuple(rows), took
 
     def _first(self, lane: Lane) -> int:
@@ -67,11 +74,9 @@ class TimeBudget:
             return min(rest, wave_tokens)
         return min(wave_tokens, self._blocks(tokens_for(costs, lane.start, work / pieces + again)))
 
-    def _later(self, lane: Lane, took: float, room: int) -> int:
-        """Tokens of a later row: all of a request that fits better than it misses, a part where that pays; else 0."""
+    def _part(self, lane: Lane, took: float, room: int) -> int:
+        """Tokens of a later row of which not all fits: a part where that pays, else 0."""
         costs, rest, left = self.costs, lane.prompt_tokens - lane.start, self.target - took
-        if rest <= room and costs.chunk_us(lane.start, rest) <= 2.0 * left:
-            return rest
         if not self._may_cut(took):
             return 0
         cut = min(room, self._blocks(tokens_for(costs, lane.start, left)), rest - 1)
