@@ -37,11 +37,13 @@ class LocalPlan:
     block_tokens: int = 64
     wave_tokens: int = 16_384
     policy: str | None = None
-    """How the controller plans waves; None leaves it to the controller, as with the next three."""
+    """How the controller plans waves; None leaves it to the controller, as with the next four."""
     mode: str | None = None
     """How admission and execution share time."""
     min_wave_tokens: int | None = None
     fills: int | None = None
+    model_file: Path | None = None
+    """Where it keeps what it learns of stage times."""
     link: str | None = None
     device: str = "cpu"
     dtype: str = "float32"

@@ -59,6 +59,28 @@ def up(
     wave_tokens: Annotated[
         int, typer.Option("--wave-tokens", envvar="WAVEPP_WAVE_TOKENS", help="Most tokens in one wave.")
     ] = 16_384,
+    policy: Annotated[
+        str | None,
+        typer.Option("--policy", envvar="WAVEPP_POLICY", help="Wave planner: adaptive (default), mpu or fixed."),
+    ] = None,
+    mode: Annotated[
+        str | None,
+        typer.Option("--mode", envvar="WAVEPP_MODE", help="Admission: overlapped (default), lockstep or drain."),
+    ] = None,
+    min_wave_tokens: Annotated[
+        int | None,
+        typer.Option("--min-wave-tokens", envvar="WAVEPP_MIN_WAVE_TOKENS", help="mpu: smallest wave budget."),
+    ] = None,
+    fills: Annotated[
+        int | None,
+        typer.Option("--fills", envvar="WAVEPP_FILLS", help="mpu: pipeline fills of waves kept available."),
+    ] = None,
+    model_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--model-file", envvar="WAVEPP_MODEL_FILE", help="Keeps learnt stage times; a device profile seeds them."
+        ),
+    ] = None,
     headroom_blocks: opt.HeadroomBlocks = None,
     snapshot_tokens: opt.SnapshotTokens = 8192,
     share_tokens: opt.ShareTokens = None,
@@ -119,6 +141,7 @@ def up(
             state_slots=_numbers("state_slots", state_slots),
             headroom_blocks=headroom_blocks, snapshot_tokens=snapshot_tokens, share_tokens=share_tokens,
             layers=tuple(filter(None, layers.split(","))), block_tokens=block_tokens, wave_tokens=wave_tokens,
+            policy=policy, mode=mode, min_wave_tokens=min_wave_tokens, fills=fills, model_file=model_file,
             link=link, device=device, dtype=dtype, threads=threads, listen=listen or _free_default(),
             cluster=cluster, etcd=etcd, etcd_ca=etcd_ca, etcd_cert=etcd_cert, etcd_key=etcd_key,
             otlp=otlp, trace_sample=trace_sample, log_level=log_level,
