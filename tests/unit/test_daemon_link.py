@@ -25,6 +25,7 @@ from wavepp_proto.v1 import (
 
 PLAN = replace(join_plan(), heartbeat_ms=60_000, silence_ms=120_000)
 """No heartbeat but those that something else causes."""
+ROUND = Round(PLAN.fence, 1000)
 
 
 class Stage(
@@ -138,7 +139,7 @@ async def test_streams_are_opened_again_when_one_of_them_missed_a_message() -> N
         await eventually(lambda: heard.events)
         stage.break_off.set()
         await eventually(heard.losses)
-        link.send_round(Round(PLAN.fence, 1000))
+        link.send_round(ROUND, convert.round_body(ROUND))
         assert link._rounds.empty()
         link.reopen(WaveOrdinal(7))
         await eventually(lambda: any(isinstance(event, StreamsReopened) for event in heard.events))
@@ -147,7 +148,7 @@ async def test_streams_are_opened_again_when_one_of_them_missed_a_message() -> N
         assert [beat.reported_wave for beat in stage.beats] == [0, 7]
         at = next(i for i, event in enumerate(heard.events) if isinstance(event, StreamsReopened))
         assert isinstance(heard.events[at + 1], BeatArrived)
-        link.send_round(Round(PLAN.fence, 1000))
+        link.send_round(ROUND, convert.round_body(ROUND))
         assert link._rounds.qsize() == 1
 
 

@@ -31,7 +31,9 @@ def part(name: str) -> bytes:
 
 def round_with(*names: str) -> pb.Round:
     round_ = Round(replace(PLAN.fence, ordinal=7), 1000, prepares=(Prepare(key("a"), 32),))
-    return pb.Round.FromString(convert.round_message(convert.round_to_pb(round_), [part(name) for name in names]))
+    return pb.Round.FromString(
+        convert.round_message(round_.fence, convert.round_body(round_), [part(name) for name in names])
+    )
 
 
 def test_parts_leave_with_one_round_when_several_wait() -> None:
@@ -100,7 +102,7 @@ def test_nothing_happens_when_what_rides_is_about_an_earlier_attempt_or_a_reques
 async def test_short_prompts_ride_and_long_ones_do_not_when_a_cluster_serves_both(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("wavepp_controller.runtime.shell.SHORT_BYTES", 4 * B)
+    monkeypatch.setattr("wavepp_controller.runtime.dispatch.SHORT_BYTES", 4 * B)
     written = 0
     plain = convert.announce_message
 

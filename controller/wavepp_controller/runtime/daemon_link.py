@@ -48,12 +48,12 @@ from wavepp_proto.v1 import (
     admission_pb2,
     digest_pb2_grpc,
     execution_pb2,
-    execution_pb2_grpc,
 )
 
 _Announces = grpc.aio.StreamStreamMultiCallable[bytes, admission_pb2.AnnounceResponse]
 _Rounds = grpc.aio.StreamStreamMultiCallable[bytes, admission_pb2.Votes]
-"""Both take their messages serialised."""
+_Waves = grpc.aio.StreamStreamMultiCallable[bytes, execution_pb2.WaveResponse]
+"""They take their messages serialised: what daemons are sent alike is serialised once."""
 
 REOPEN_PAUSE_S = 0.1
 """Between two tries to open broken streams again; the core ends them when the daemon is silent for too long."""
@@ -95,7 +95,7 @@ class DaemonLink:
         """Nothing that was meant for broken streams goes out on new ones: the core says it again."""
         self._announces = AnnounceQueue(self.plan.fence)
         self._rounds: asyncio.Queue[bytes] = asyncio.Queue()
-        self._waves: asyncio.Queue[execution_pb2.WaveRequest] = asyncio.Queue()
+        self._waves: asyncio.Queue[bytes] = asyncio.Queue()
 
     def serve(self) -> None:
         """Open all streams; whatever they say is posted from now on."""
@@ -126,12 +126,14 @@ class DaemonLink:
         """Send the only frame of a request in front of the next round."""
         self._riding.put(key, part)
 
-    def send_round(self, round_: Round) -> None:
+    def send_round(self, round_: Round, body: bytes) -> None:
+        """`body`: the round as `convert.round_body` makes it."""
         if not self._lost:
             parts = self._riding.take(release.key for release in round_.releases if release.ended)
-            self._rounds.put_nowait(convert.round_message(convert.round_to_pb(round_), parts))
+            self._rounds.put_nowait(convert.round_message(round_.fence, body, parts))
 
-    def send_wave(self, message: execution_pb2.WaveRequest) -> None:
+    def send_wave(self, message: bytes) -> None:
+        """As `convert.wave_message` makes it."""
         if not self._lost:
             self._waves.put_nowait(message)
 
@@ -199,9 +201,10 @@ class DaemonLink:
             self._hear(VotesArrived(self.plan.key, convert.votes_from_pb(message), time.monotonic()))
 
     async def _run_waves(self) -> None:
-        stub = execution_pb2_grpc.StageExecutionStub(self._channel)
+        parse = execution_pb2.WaveResponse.FromString
+        waves: _Waves = self._channel.stream_stream(convert.WAVES_METHOD, response_deserializer=parse)
         merger = ReportMerger()
-        async for message in converse(stub.RunWaves(), _drain(self._waves)):
+        async for message in converse(waves(), _drain(self._waves)):
             self._opened()
             body: WaveReport | Heartbeat = convert.wave_response_from_pb(message)
             if not isinstance(body, WaveReport):
@@ -234,7 +237,7 @@ class DaemonLink:
         beat = Heartbeat(
             Fence(fence.epoch, fence.formation, fence.incarnation), self._beats, reported_wave=reported_wave
         )
-        self._waves.put_nowait(convert.wave_request_to_pb(beat))
+        self._waves.put_nowait(convert.wave_request_to_pb(beat).SerializeToString())
 
     def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(self._guard(work), name=f"{name}-{self.plan.key}")

@@ -10,17 +10,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine
-from dataclasses import replace
 from typing import Any, Protocol
 
 from wavepp_controller.core import events as ev
 from wavepp_controller.core.machine import ControllerMachine
 from wavepp_controller.runtime.daemon_link import DaemonLink
+from wavepp_controller.runtime.dispatch import Dispatch
 from wavepp_controller.runtime.hashing import hash_prompt, hash_short, is_short
 from wavepp_controller.runtime.observability import Observer
 from wavepp_controller.runtime.request_spans import RequestSpans
-from wavepp_controller.runtime.riding import SHORT_BYTES
-from wavepp_proto import convert
 from wavepp_proto.errors import ControllerUnavailable, StaleMessage, WaveppError, from_info
 from wavepp_proto.runtime.channels import ClientSecurity
 from wavepp_proto.runtime.logs import get_log
@@ -33,9 +31,7 @@ from wavepp_proto.terms import (
     PipelineId,
     PrefillEvent,
     RequestId,
-    WaveCommand,
 )
-from wavepp_proto.v1 import execution_pb2
 
 log = get_log(__name__)
 
@@ -59,6 +55,7 @@ class ControllerShell:
         self._spans = spans
         self._observer = observer
         self._links: dict[DaemonKey, DaemonLink] = {}
+        self._dispatch = Dispatch(self._links, spans)
         self._sinks: dict[RequestId, EventSink] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._reforms: dict[str, asyncio.Future[WaveppError | None]] = {}
@@ -154,10 +151,9 @@ class ControllerShell:
     def _perform(self, action: ev.Action) -> None:
         match action:
             case ev.SendWave():
-                self._send_wave(action)
-            case ev.SendRound(key, round_):
-                if (link := self._links.get(key)) is not None:
-                    link.send_round(round_)
+                self._dispatch.send_wave(action)
+            case ev.SendRound():
+                self._dispatch.send_round(action)
             case ev.Emit(event):
                 self._observer.emitted(action)
                 self._emit(event)
@@ -213,48 +209,9 @@ class ControllerShell:
         self.post(ev.Hashed(action.request_id, hashes, action.life, time.monotonic()))
 
     def _announce(self, action: ev.AnnounceRequest) -> None:
-        """A short one rides in front of the next round; what was refused or lost there is told on its own stream."""
-        request = action.request
-        size = len(action.block_hashes) + len(request.token_ids)
-        links = [(self._links.get(key), with_tokens) for key, _, with_tokens in action.targets]
-        rides = action.key.attempt == 1 and size <= SHORT_BYTES
-        rides = rides and all(link is not None and link.takes_along(size) for link, _ in links)
-        parts: dict[bool, list[bytes]] = {}
-        for link, with_tokens in links:
-            if link is None:
-                continue
-            if with_tokens not in parts:
-                parts[with_tokens] = self._announce_parts(action, with_tokens)
-            if rides:
-                link.take_along(action.key, parts[with_tokens][0])
-            else:
-                link.announce(parts[with_tokens])
-        if rides:
+        if self._dispatch.announce(action):
             told = ev.AnnounceRides(action.key, tuple(key for key, *_ in action.targets), time.monotonic())
             self._loop.call_soon(self.post, told)
-
-    def _announce_parts(self, action: ev.AnnounceRequest, with_tokens: bool) -> list[bytes]:
-        """The same bytes for every daemon: only the fence, left out, is each one's own."""
-        request = action.request
-        frames = convert.announce_frames(
-            action.targets[0][1],
-            action.key,
-            request.prompt_tokens,
-            action.block_hashes,
-            request.token_ids if with_tokens else b"",
-            request.sampling,
-            self._spans.context_of(request.request_id),
-        )
-        return [convert.announce_part(frame) for frame in frames]
-
-    def _send_wave(self, action: ev.SendWave) -> None:
-        """Rows are converted once: only the fence is each daemon's own."""
-        shared = convert.wave_request_to_pb(WaveCommand(action.targets[0][1], action.rows))
-        for key, fence in action.targets:
-            if (link := self._links.get(key)) is not None:
-                message = execution_pb2.WaveRequest(fence=convert.fence_to_pb(replace(fence, ordinal=action.ordinal)))
-                message.wave.CopyFrom(shared.wave)
-                link.send_wave(message)
 
     # --- formations -------------------------------------------------------------------------------
 
@@ -321,7 +278,8 @@ class ControllerShell:
 
         They are told, so that none waits for our silence; where another controller leads, the fence refuses it."""
         self.post(ev.LeadershipLost(time.monotonic()))
-        links, self._links = list(self._links.values()), {}
+        links = list(self._links.values())
+        self._links.clear()
         cause = ControllerUnavailable("the controller does not lead any more").info()
         await asyncio.gather(*(link.end(link.plan.fence, cause) for link in links))
 

@@ -18,7 +18,6 @@ from wavepp_proto.convert.admission import (
 )
 from wavepp_proto.convert.announce import (
     ANNOUNCE_METHOD,
-    ROUND_METHOD,
     announce_ack_from_pb,
     announce_ack_to_pb,
     announce_frame_from_pb,
@@ -28,7 +27,6 @@ from wavepp_proto.convert.announce import (
     announce_message,
     announce_part,
     round_announces_from_pb,
-    round_message,
 )
 from wavepp_proto.convert.common import (
     GROUP_FROM_PB,
@@ -88,6 +86,14 @@ from wavepp_proto.convert.prompt import (
     run_request_to_pb,
     submit_frames,
 )
+from wavepp_proto.convert.shared import (
+    ROUND_METHOD,
+    WAVES_METHOD,
+    round_body,
+    round_message,
+    wave_body,
+    wave_message,
+)
 from wavepp_proto.convert.status import abort, error_from_rpc, to_status
 
 __all__ = [
@@ -95,6 +101,7 @@ __all__ = [
     "GROUP_FROM_PB",
     "GROUP_TO_PB",
     "ROUND_METHOD",
+    "WAVES_METHOD",
     "PromptAssembler",
     "abort",
     "admitted_from_pb",
@@ -140,6 +147,7 @@ __all__ = [
     "prefill_header_from_pb",
     "prefill_header_to_pb",
     "round_announces_from_pb",
+    "round_body",
     "round_from_pb",
     "round_message",
     "round_to_pb",
@@ -161,6 +169,8 @@ __all__ = [
     "votes_to_pb",
     "watch_digest_from_pb",
     "watch_digest_to_pb",
+    "wave_body",
+    "wave_message",
     "wave_request_from_pb",
     "wave_request_to_pb",
     "wave_response_from_pb",

@@ -13,17 +13,15 @@ from dataclasses import replace
 from wavepp_proto import limits
 from wavepp_proto.convert import _check
 from wavepp_proto.convert import common as c
+from wavepp_proto.convert.varint import varint
 from wavepp_proto.hashing import HASH_BYTES, TOKEN_BYTES
 from wavepp_proto.terms import AnnounceAck, AnnounceFrame, Fence, HoldKey, Sampling, TraceContext
 from wavepp_proto.v1 import admission_pb2 as pb
 
 ANNOUNCE_METHOD = "/wavepp.v1.StageAdmission/Announce"
 """For a call that takes its messages as bytes, as `announce_message` makes them."""
-ROUND_METHOD = "/wavepp.v1.StageAdmission/PinReserve"
-"""The same, for `round_message`."""
 _BEHIND_TAG = bytes([pb.AnnounceRequest.BEHIND_FIELD_NUMBER << 3 | 2])
 """Of a field that is a message: its length and its bytes follow."""
-_ANNOUNCES_TAG = bytes([pb.Round.ANNOUNCES_FIELD_NUMBER << 3 | 2])
 
 
 def announce_frames(
@@ -78,15 +76,7 @@ def announce_message(fence: Fence, parts: Sequence[bytes]) -> bytes:
     """
     pieces = [pb.AnnounceRequest(fence=c.fence_to_pb(fence)).SerializeToString(), parts[0]]
     for part in parts[1:]:
-        pieces += (_BEHIND_TAG, _varint(len(part)), part)
-    return b"".join(pieces)
-
-
-def round_message(round_: pb.Round, parts: Sequence[bytes]) -> bytes:
-    """One serialised Round with `parts` as its announcements, at most MAX_ANNOUNCE_FRAMES."""
-    pieces = [round_.SerializeToString()]
-    for part in parts:
-        pieces += (_ANNOUNCES_TAG, _varint(len(part)), part)
+        pieces += (_BEHIND_TAG, varint(len(part)), part)
     return b"".join(pieces)
 
 
@@ -99,15 +89,6 @@ def round_announces_from_pb(msg: pb.Round) -> list[AnnounceFrame]:
     _check.at_most("announces", len(announces), limits.MAX_ANNOUNCE_FRAMES)
     fence = c.fence_from_pb(msg.fence)
     return [_frame_from_pb(fence, part) for part in announces]
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
 
 
 def announce_frame_to_pb(frame: AnnounceFrame) -> pb.AnnounceRequest:
