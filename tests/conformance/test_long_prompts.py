@@ -82,7 +82,7 @@ async def test_as_many_requests_as_lanes_share_one_wave_when_the_ring_frees() ->
         assert leave.wait(60)
 
     prompts = [prompt(100, seed) for seed in range(MAX_LANES)]
-    async with Cluster(stages=2, pool_blocks=(4096,), wave_tokens=16_384) as cluster:
+    async with Cluster(stages=2, pool_blocks=(4096,), wave_tokens=16_384, policy="fixed") as cluster:
         engine = cluster.daemons[0].equipment.engine
         assert isinstance(engine, EmulatedEngine)
         engine._gate = gate
