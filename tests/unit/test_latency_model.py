@@ -6,15 +6,17 @@ import json
 import math
 from dataclasses import asdict
 from itertools import cycle, islice
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.harness.fake_pipeline import record
 from tests.harness.planning import daemon, key
 from wavepp_controller.core.latency_model import LatencyModel, seed_of
 from wavepp_controller.core.nnls import solve_nonnegative
-from wavepp_controller.core.stage_model import BELIEVED_ERROR, StageModel, demand_of
+from wavepp_controller.core.stage_model import BELIEVED_ERROR, SEEDED_ERROR, StageModel, demand_of
 from wavepp_proto.errors import InvalidRequest
 from wavepp_proto.profile import Chunk, Demand, Profile, StageCosts, StageProfile
 from wavepp_proto.terms import Row, StageTimes
@@ -130,6 +132,36 @@ def test_an_outlier_among_noise_counts_less_than_it_says() -> None:
     assert model.costs.demand_us(demand(WAVES[0])) < 1.05 * before
 
 
+def test_times_that_follow_the_rule_are_learnt_within_a_few_waves_of_other_shapes() -> None:
+    """A hundred waves of one shape leave open what a prefix costs: nothing, and the next shapes tell."""
+    true = StageCosts(24_000.0, 17.0, 1e-4, 0.0)
+    model = StageModel()
+    for _ in range(100):
+        model.observe(demand([(117_952, 13_120)]), true.wave_us([(117_952, 13_120)]))
+    for wave in 4 * [[(0, 8_192)], [(117_952, 1_216)], [(60_000, 4_096)]]:
+        model.observe(demand(wave), true.wave_us(wave))
+    assert worst(model, true) < 0.02
+    assert model.costs.g_us * 117_952 < 0.02 * true.wave_us([(117_952, 13_120)])
+
+
+def test_report_that_was_predicted_is_only_added_when_the_model_is_no_longer_young() -> None:
+    model = StageModel()
+    learn(model, TRUE, 160)
+    fitted = model.costs
+    learn(model, TRUE, 7)
+    assert model.costs is fitted
+    learn(model, TRUE, 1)
+    assert model.costs is not fitted
+
+
+def test_report_that_was_not_predicted_is_fitted_at_once() -> None:
+    model = StageModel()
+    learn(model, TRUE, 160)
+    fitted = model.costs
+    model.observe(demand(WAVES[0]), 1.01 * TRUE.wave_us(WAVES[0]))
+    assert model.costs is not fitted
+
+
 def test_memory_does_not_grow_with_reports() -> None:
     model = StageModel()
     learn(model, TRUE, 8)
@@ -190,6 +222,66 @@ def test_wave_that_computed_nothing_tells_nothing() -> None:
     assert model.stage(daemon(0)) is None
 
 
+def learnt(**fields: Any) -> LatencyModel:
+    """What two stages of two layers each have reported, as `fields` say for the second one."""
+    model = LatencyModel()
+    model.serve([record(0), record(1, **fields)])
+    for wave in islice(cycle(WAVES), 16):
+        for stage in (0, 1):
+            model.observe(daemon(stage), rows(wave), 0, StageTimes(compute_us=round(TRUE.wave_us(wave))))
+    return model
+
+
+def test_stage_times_are_kept_when_the_same_bands_serve_again() -> None:
+    model = learnt()
+    before = [model.stage(daemon(stage)) for stage in (0, 1)]
+    model.serve([record(0, incarnation=7), record(1, incarnation=8)])
+    assert [model.stage(daemon(stage)) for stage in (0, 1)] == before
+    assert model.believed(2)
+
+
+def test_stage_times_are_scaled_when_another_band_serves() -> None:
+    """Three layers instead of two: half as long again, until reports say otherwise."""
+    model = learnt()
+    model.serve([record(0), record(1, last_layer=5)])
+    wave = demand(WAVES[0])
+    assert model.stage_us(1, wave) == pytest.approx(1.5 * model.stage_us(0, wave))
+    found = model.stage(daemon(1))
+    assert found is not None
+    assert (found.samples, found.seeded, found.error) == (0, True, SEEDED_ERROR)
+    assert model.believed(2)
+
+
+@pytest.mark.parametrize("changed", [{"engine": "torch"}, {"ranks": 2}])
+def test_stage_times_are_forgotten_when_they_cannot_be_compared(changed: dict[str, Any]) -> None:
+    model = learnt()
+    model.serve([record(0), record(1, **changed)])
+    assert model.stage(daemon(0)) is not None
+    assert model.stage(daemon(1)) is None
+    assert not model.believed(2)
+
+
+def test_stage_that_is_no_more_is_forgotten() -> None:
+    model = learnt()
+    model.serve([record(0, 1)])
+    assert model.stage(daemon(1)) is None
+    assert model.believed(1)
+
+
+def test_seed_of_another_band_is_scaled_and_one_of_a_calibration_taken_as_it_is() -> None:
+    kept = json.loads(json.dumps(learnt().to_data()))
+    again, calibrated = LatencyModel(), LatencyModel()
+    again.seed(kept)
+    calibrated.seed(
+        {place: {name: said[name] for name in ("c_us", "b_us", "a_us", "g_us")} for place, said in kept.items()}
+    )
+    for model in (again, calibrated):
+        model.serve([record(0), record(1, last_layer=6)])
+    wave = demand(WAVES[0])
+    assert again.stage_us(1, wave) == pytest.approx(2 * again.stage_us(0, wave))
+    assert calibrated.stage_us(1, wave) == pytest.approx(calibrated.stage_us(0, wave))
+
+
 def test_slowest_stage_is_told_by_the_work() -> None:
     """One stage is slow per wave, the other per token."""
     model = LatencyModel()
@@ -229,6 +321,7 @@ def test_calibration_seeds_every_stage() -> None:
         {"0": {"c_us": 1, "b_us": 0, "a_us": 0, "g_us": 0}},
         {"0.0": {"c_us": float("nan"), "b_us": 0, "a_us": 0, "g_us": 0}},
         {"0.0": 7},
+        {"0.0": {"c_us": 1, "b_us": 0, "a_us": 0, "g_us": 0, "served": {"engine": "torch"}}},
         ["0.0"],
     ],
 )

@@ -37,8 +37,9 @@ FIRST_FIT = 8
 YOUNG = 32
 """Reports up to which every one of them is fitted..."""
 FIT_EVERY = 8
-"""...and how many make a fit after that, unless one is off: each moves the coefficients by 1 / MEMORY at most."""
-OFF = 1.5
+"""...and how many make a fit after that, as each moves the coefficients by 1 / MEMORY at most. After a prediction that
+was off, so many are fitted one by one again."""
+OFF = 3.0
 """Times the known error from which on a prediction was off."""
 OUTLIER = 3.0
 """Times the known error from which on a report counts less."""
@@ -75,6 +76,8 @@ class StageModel:
     """The normal equations: H by rows from its diagonal on (10), then the right side (4)."""
     _unfitted: int = 0
     """Reports since the last fit."""
+    _eager_until: int = YOUNG
+    """Number of samples up to which every report is fitted."""
 
     @property
     def believed(self) -> bool:
@@ -86,11 +89,12 @@ class StageModel:
         scale = max(took_us, predicted)
         wrong = abs(took_us - predicted) / scale
         limit = max(LEAST_OUTLIER, OUTLIER * self.error)
-        off = wrong > OFF * self.error
+        if wrong > OFF * self.error:
+            self._eager_until = max(self._eager_until, self.samples + FIT_EVERY)
         self._add(demand, scale, took_us, min(1.0, limit / wrong) if wrong else 1.0)
         self._judge(wrong)
         self._unfitted += 1
-        if off or self.samples <= YOUNG or self._unfitted >= FIT_EVERY:
+        if self.samples <= self._eager_until or self._unfitted >= FIT_EVERY:
             self._fit()
 
     def scaled(self, factor: float) -> StageModel:
