@@ -196,11 +196,12 @@ class PipelineMachine:
 
     # --- inner steps ----------------------------------------------------------------------------
 
-    def guarded(self, work: Callable[[], None], now: float) -> None:
-        """Run `work` on the serving formation, then whatever became possible; a broken rule ends it."""
+    def guarded(self, work: Callable[[], bool | None], now: float) -> None:
+        """Run `work` on the serving formation, then whatever became possible; a broken rule ends it.
+
+        `work` says False if it has made nothing possible."""
         try:
-            work()
-            if self.service is not None:
+            if work() is not False and self.service is not None:
                 self.service.pump(now)
         except (InternalError, FormationEnded) as error:
             self._out.count("formations_broken")

@@ -113,7 +113,8 @@ class Service:
             if late is not None:
                 self.end(request, RequestInput.FAIL, late, now)
 
-    def votes(self, key: DaemonKey, votes: Votes, now: float) -> None:
+    def votes(self, key: DaemonKey, votes: Votes, now: float) -> bool:
+        """False while votes of others are missing: nothing has become possible."""
         resolved = self.admission.votes(key, votes, now)
         for request in resolved.admitted:
             self._book.admitted(request, now)
@@ -122,6 +123,7 @@ class Service:
             self._announce_again(request, now)
         for request, error in resolved.stuck:
             self.end(request, RequestInput.FAIL, error, now)
+        return not self.admission.round_open
 
     def report(self, key: DaemonKey, report: WaveReport, now: float) -> None:
         outcomes = self.execution.report(key, report, now)
