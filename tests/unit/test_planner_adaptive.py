@@ -22,7 +22,7 @@ from wavepp_controller.core.plan_adaptive import AdaptivePolicy
 from wavepp_controller.core.plan_mpu import MpuPolicy
 from wavepp_controller.core.planner import plan_fixed
 from wavepp_controller.core.planning import Decision, PlanView, Policy
-from wavepp_proto.profile import StageCosts
+from wavepp_proto.profile import Demand, StageCosts
 from wavepp_proto.terms import StageTimes
 
 LINEAR = StageCosts(10_000.0, 10.0)
@@ -133,6 +133,44 @@ def test_wave_is_filled_up_when_there_is_plenty_and_the_rest_costs_no_prefix() -
     assert shape(wave) == [("a", 0, 1_000, True), ("b", 0, 15_360, False)]
 
 
+def test_wave_is_filled_up_when_the_loop_has_spare_waves_and_not_before() -> None:
+    """Requests of 131.2 ms, M = 163.84 ms: eight of them are 6.4 full waves for 4 stages, seven 5.6 and not 4 + 2."""
+    half_full = [lane(f"r{number}", 0, 13_120) for number in range(8)]
+    assert shape(policy().plan(view(half_full, flying([M]))).rows) == [("r0", 0, 13_120, True), ("r1", 0, 3_264, False)]
+    assert shape(policy().plan(view(half_full[:7], flying([M]), now=9.0)).rows) == [("r0", 0, 13_120, True)]
+
+
+def test_wave_is_not_filled_up_when_the_habit_of_it_reads_more_prefix_than_it_saves() -> None:
+    """GLM's cold prompts leave 3,072 tokens in their last wave: a wave is saved in 5.3 prompts, and each of them was
+    cut and read its prefix again. A prompt that needs a wave less at once is cut all the same."""
+    tail = lane("a", 7 * M, 128_000)
+    cold = [lane(f"r{number}", 0, 128_000) for number in range(8)]
+    assert shape(policy(GLM).plan(view([tail, *cold])).rows) == [("a", 7 * M, 13_312, True)]
+    shorter = [lane(f"r{number}", 0, 7 * M + 2_048) for number in range(8)]
+    assert shape(policy(GLM).plan(view([tail, *shorter])).rows)[1:] == [("r0", 0, 3_072, False)]
+
+
+def test_work_on_its_way_back_is_that_of_one_round_of_the_crowd() -> None:
+    """One prompt of 240,000 tokens long ago does not make the waves of four clients with 12,800 each larger."""
+    planner = policy()
+    planner.plan(view([lane("long", 0, 240_000)]))
+    many = [lane(f"r{number}", 0, 12_800) for number in range(4)]
+    planner.plan(view(many))
+    final = tuple(
+        replace(one, rows=tuple(replace(row, final=True) for row in one.rows)) for one in flying([64], [64], [64])
+    )
+    costs = planner._model.slowest(Demand(0.0, 1.0, 0.0, 0.0))
+    planner.plan(view(many[:1], final))
+    assert planner._usual_us(costs) == pytest.approx(costs.chunk_us(0, 12_800))
+
+
+def test_lone_request_is_cut_into_full_waves_when_others_are_on_their_way() -> None:
+    """56,000 tokens: 3.4 full waves. Alone they are four equal ones; with others to come, what is left is theirs."""
+    planner = policy()
+    planner.plan(view([lane(f"r{number}", 0, 128_000) for number in range(8)]))
+    assert shape(planner.plan(view([lane("r0", 8_192, 64_192)], flying([M]))).rows) == [("r0", 8_192, M, False)]
+
+
 def test_wave_is_not_filled_up_when_reading_the_prefix_again_costs_more_than_it_saves() -> None:
     """3,584 tokens more save 0.22 of c, 5 ms; behind 115,200 tokens they cost 16 ms."""
     many = [lane(f"r{number}", 115_200, 128_000) for number in range(32)]
@@ -141,6 +179,10 @@ def test_wave_is_not_filled_up_when_reading_the_prefix_again_costs_more_than_it_
 
 EIGHT = tuple(replace(one, rows=tuple(replace(row, final=True) for row in one.rows)) for one in flying([2_048] * 8))
 """A full wave in which eight prompts end: eight more will come. It takes stage 0 from 0 to 173.84 ms."""
+
+
+FREE = flying([64])
+"""A wave that was due long ago: whatever is sent can begin at once."""
 
 
 def test_small_wave_waits_until_the_first_stage_is_nearly_free() -> None:
@@ -168,6 +210,25 @@ def test_small_wave_waits_for_an_open_round_but_no_longer_than_it_can_win() -> N
     assert planner.plan(view(lanes(1_000), EIGHT, now=0.174, more_soon=True)).wait_until == pytest.approx(0.184)
     assert planner.plan(view(lanes(1_000), EIGHT, now=0.180, more_soon=True)).wait_until == pytest.approx(0.184)
     assert planner.plan(view(lanes(1_000), EIGHT, now=0.185, more_soon=True)).rows
+
+
+def test_small_wave_waits_for_who_is_missing_and_less_each_time_that_nobody_comes() -> None:
+    """Nine there were; eight ended in one wave and come back one by one. 10 ms of c, then 5, 2.5, and 10 again."""
+    planner, ended = policy(), StageTimes(compute_us=173_840)
+    planner.plan(view(lanes(*[1_000] * 9), EIGHT, now=0.0))
+    planner.observe(daemon(0), EIGHT[0].rows, 0, ended, 0.174)
+
+    def ask(name: str, now: float, company: int = 0) -> Decision:
+        alone = [lane(name, 0, 1_000), *[lane(f"{name}{number}", 0, 1_000) for number in range(company)]]
+        return planner.plan(view(alone, FREE, now=now))
+
+    for name, now, waits in (("a", 1.0, 0.010), ("b", 2.0, 0.005), ("c", 3.0, 0.0025)):
+        assert ask(name, now).wait_until == pytest.approx(now + waits)
+        assert ask(name, now + waits).rows
+    assert ask("d", 4.0).wait_until == pytest.approx(4.0 + 0.00125)
+    assert ask("d", 4.001, company=1).wait_until == pytest.approx(4.0 + 0.00125)
+    assert len(ask("d", 4.00125, company=1).rows) == 2
+    assert ask("e", 5.0).wait_until == pytest.approx(5.010)
 
 
 def test_full_wave_never_waits() -> None:

@@ -48,6 +48,10 @@ AS_SLOW = 0.95
 """Part of the slowest stage's time from which on a stage counts as slow: the first such is never left idle."""
 CROWD_MEMORY = 8
 """Waves after which fewer requests than before are believed not to be on their way back."""
+MISSING = 0.5
+"""Requests fewer than usual from which on somebody is believed to be on the way."""
+LEAST_HOPE = 0.125
+"""Part of c that a wave waits for them though nobody came the last times: a later one may."""
 AHEAD_S = 0.005
 """A wave is sent this long before the slowest stage can begin with it..."""
 AHEAD_PART = 0.1
@@ -96,8 +100,10 @@ class AdaptivePolicy:
         """Work of the last requests, each as one chunk."""
         self._crowd = 0.0
         """Requests that there usually are: in lanes, ending with waves in flight, or on their way back."""
-        self._held: tuple[HoldKey, float] | None = None
-        """First lane of a wave that waits for a round that is open, and until when."""
+        self._held: tuple[HoldKey, float, int] | None = None
+        """First lane of a wave that waits for company, until when, and its rows when that began."""
+        self._hope = 1.0
+        """Part of c that it waits: halved when nobody came (down to LEAST_HOPE), whole again when somebody did."""
         self.fell_back = 0
         """Waves that `mpu` planned."""
 
@@ -120,7 +126,9 @@ class AdaptivePolicy:
         until = self._hold(view, rows, took, target, costs)
         if until is not None:
             return Decision(wait_until=until)
-        self._held = None
+        if self._held is not None:
+            self._hope = 1.0 if len(rows) > self._held[2] else max(LEAST_HOPE, self._hope / 2)
+            self._held = None
         self._crowd += (self._count(view) - self._crowd) / CROWD_MEMORY
         for row in [row for row in rows if not row.final]:
             seen = self._seen[row.key]
@@ -190,7 +198,8 @@ class AdaptivePolicy:
 
         A full one never waits. While the slowest stage is busy until later, waiting costs nothing: one as long as it
         should be waits while another one waits before it, one that is shorter until the stage is nearly free. That one
-        is also worth waiting for up to c if a round is open: so much is saved if its requests come along.
+        is also worth waiting for up to c if a round is open or somebody of the crowd is missing, as who ended in one
+        wave comes back one after the other: so much is saved if they come along.
         """
         tokens = sum(row.length for row in rows)
         if not view.in_flight or 2 * tokens > 2 * view.wave_tokens - view.block_tokens:
@@ -202,11 +211,11 @@ class AdaptivePolicy:
         send_at = self._begins(view, demand_of(rows)) - early
         if view.now + LEAST_WAIT_S < send_at:
             return send_at
-        if not small or not view.more_soon:
+        if not small or not (view.more_soon or self._crowd - self._count(view) > MISSING):
             return None
         key = rows[0].key
         if self._held is None or self._held[0] != key:
-            self._held = (key, view.now + costs.c_us / 1e6)
+            self._held = (key, view.now + self._hope * costs.c_us / 1e6, len(rows))
         return self._held[1] if view.now < self._held[1] else None
 
     def _begins(self, view: PlanView, demand: Demand) -> float:
