@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -11,8 +12,7 @@ from tests.harness.cluster import Cluster
 from tests.harness.fake_pipeline import FakePipeline
 from tests.harness.stage_core import join_plan
 from wavepp_controller.core.events import AnnounceRequest, AnnounceRides, SendRound
-from wavepp_controller.runtime import riding
-from wavepp_controller.runtime.riding import MOST_BYTES, RidingParts
+from wavepp_controller.core.riding import MOST_BYTES, Riding, may_ride
 from wavepp_proto import convert, limits
 from wavepp_proto.errors import InvalidRequest
 from wavepp_proto.terms import AnnounceFrame, Attempt, HoldKey, Prepare, RequestId, Round
@@ -37,26 +37,26 @@ def round_with(*names: str) -> pb.Round:
 
 
 def test_parts_leave_with_one_round_when_several_wait() -> None:
-    riders = RidingParts()
-    riders.put(key("a"), b"1")
-    riders.put(key("b"), b"2")
+    riders = Riding[bytes]()
+    riders.put(key("a"), b"1", 1)
+    riders.put(key("b"), b"2", 1)
     assert riders.take([]) == [b"1", b"2"]
     assert riders.take([]) == []
 
 
 def test_part_is_dropped_when_its_request_is_released_before_it_left() -> None:
-    riders = RidingParts()
-    riders.put(key("a"), b"1")
-    riders.put(key("b"), b"2")
+    riders = Riding[bytes]()
+    riders.put(key("a"), b"1", 1)
+    riders.put(key("b"), b"2", 1)
     assert riders.take([key("a"), key("never announced")]) == [b"2"]
 
 
 @pytest.mark.parametrize(("count", "size"), [(limits.MAX_ANNOUNCE_FRAMES, 1), (8, MOST_BYTES // 8)])
 def test_no_more_parts_are_taken_when_a_round_would_carry_too_much(count: int, size: int) -> None:
-    riders = RidingParts()
+    riders = Riding[bytes]()
     for number in range(count):
         assert riders.has_room(size)
-        riders.put(key(str(number)), bytes(size))
+        riders.put(key(str(number)), b"", size)
     assert not riders.has_room(1)
     riders.take([])
     assert riders.has_room(MOST_BYTES)
@@ -102,7 +102,7 @@ def test_nothing_happens_when_what_rides_is_about_an_earlier_attempt_or_a_reques
 async def test_short_prompts_ride_and_long_ones_do_not_when_a_cluster_serves_both(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("wavepp_controller.runtime.dispatch.SHORT_BYTES", 4 * B)
+    monkeypatch.setattr("wavepp_controller.runtime.dispatch.may_ride", partial(may_ride, short_bytes=4 * B))
     written = 0
     plain = convert.announce_message
 
@@ -121,8 +121,8 @@ async def test_short_prompts_ride_and_long_ones_do_not_when_a_cluster_serves_bot
 
 
 async def test_request_is_announced_again_when_what_rode_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = riding.RidingParts.take
-    monkeypatch.setattr(riding.RidingParts, "take", lambda self, ended: taken(self, ended)[:0])
+    taken = Riding.take
+    monkeypatch.setattr(Riding, "take", lambda self, ended: taken(self, ended)[:0])
     async with Cluster(stages=2) as cluster:
         tokens = prompt(40, 1)
         result = await cluster.client.prefill(tokens)

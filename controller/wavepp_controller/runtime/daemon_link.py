@@ -25,10 +25,10 @@ from wavepp_controller.core.events import (
     StreamsReopened,
     VotesArrived,
 )
+from wavepp_controller.core.riding import Riding
 from wavepp_controller.runtime.announcing import AnnounceQueue
 from wavepp_controller.runtime.daemon_calls import DaemonCalls
 from wavepp_controller.runtime.report_merger import ReportMerger
-from wavepp_controller.runtime.riding import RidingParts
 from wavepp_controller.runtime.stream_endings import StreamEnding, is_refused, judge
 from wavepp_proto import convert
 from wavepp_proto.errors import StageLost, WaveppError
@@ -77,8 +77,7 @@ class DaemonLink:
         self._reported_wave = reported_wave
         self._channel = open_channel(address, security)
         self.calls = DaemonCalls(plan, self._channel)
-        self._riding = RidingParts()
-        """Outlives broken streams: the core counts on what rides as if it had been acknowledged."""
+        self._riding = Riding[bytes]()
         self._new_queues()
         self._tasks: set[asyncio.Task[None]] = set()
         self._watch: asyncio.Task[None] | None = None
@@ -118,13 +117,14 @@ class DaemonLink:
         if not self._lost:
             self._announces.put(parts)
 
-    def takes_along(self, size: int) -> bool:
-        """Whether an announcement of `size` bytes may go with the next round."""
-        return not self._lost and self._riding.has_room(size)
+    @property
+    def riding(self) -> Riding[bytes] | None:
+        """What waits to go with the next round; None while nothing can be sent."""
+        return None if self._lost else self._riding
 
     def take_along(self, key: HoldKey, part: bytes) -> None:
         """Send the only frame of a request in front of the next round."""
-        self._riding.put(key, part)
+        self._riding.put(key, part, len(part))
 
     def send_round(self, round_: Round, body: bytes) -> None:
         """`body`: the round as `convert.round_body` makes it."""

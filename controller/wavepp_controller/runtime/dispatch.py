@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from wavepp_controller.core.events import AnnounceRequest, SendRound, SendWave
+from wavepp_controller.core.riding import may_ride
 from wavepp_controller.runtime.daemon_link import DaemonLink
 from wavepp_controller.runtime.request_spans import RequestSpans
-from wavepp_controller.runtime.riding import SHORT_BYTES
 from wavepp_proto import convert
 from wavepp_proto.terms import DaemonKey
 
@@ -28,18 +28,11 @@ class Dispatch:
         """What was asked last, and its body."""
 
     def announce(self, action: AnnounceRequest) -> bool:
-        """True if it rides in front of the next round, as a short one does; False if it has gone its own way.
-
-        What was refused or lost while riding is told on its own stream: whatever is not a first attempt."""
-        tokens = len(action.request.token_ids)
-        targets = [(self._links.get(key), with_tokens) for key, _, with_tokens in action.targets]
-        rides = action.key.attempt == 1 and len(action.block_hashes) + tokens <= SHORT_BYTES
-        rides = rides and all(
-            link is not None and link.takes_along(len(action.block_hashes) + with_tokens * tokens)
-            for link, with_tokens in targets
-        )
+        """True if it rides in front of the next round, as a short one does; False if it has gone its own way."""
+        links = [self._links.get(key) for key, *_ in action.targets]
+        rides = may_ride(action, [link.riding if link is not None else None for link in links])
         parts: dict[bool, list[bytes]] = {}
-        for link, with_tokens in targets:
+        for link, (*_, with_tokens) in zip(links, action.targets, strict=True):
             if link is None:
                 continue
             if with_tokens not in parts:
