@@ -21,9 +21,9 @@ TOKENS = list(range(10))
 
 
 class Stage:
-    def __init__(self) -> None:
+    def __init__(self, most: int = module.MAX_ANNOUNCED) -> None:
         self.held: set[HoldKey] = set()
-        self.known = Announcements(self.held.__contains__)
+        self.known = Announcements(self.held.__contains__, most)
 
     def add(self, *frames: AnnounceFrame) -> list[bool]:
         return [self.known.add(frame, B) for frame in frames]
@@ -163,10 +163,8 @@ def test_frame_is_refused_when_it_exceeds_the_wire_limit(stage: Stage) -> None:
         stage.add(replace(whole(), token_ids=bytes(limits.FRAME_BYTES + 4), prompt_tokens=1 << 20))
 
 
-def test_oldest_request_that_holds_nothing_makes_room_when_the_count_is_full(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MAX_ANNOUNCED", 3)
+def test_oldest_request_that_holds_nothing_makes_room_when_the_count_is_full() -> None:
+    stage = Stage(most=3)
     stage.held.add(key("a"))
     stage.add(*(whole(name) for name in "abcd"))
     assert stage.known.keys() == (key("a"), key("c"), key("d"))
@@ -226,12 +224,13 @@ def test_only_its_own_request_fails_when_an_announcement_is_refused() -> None:
     assert stage.prepare(key("b")).outcome is VoteOutcome.COMMITTED
 
 
-@pytest.mark.parametrize(("bound", "most"), [("MAX_ANNOUNCED", 1), ("MAX_ANNOUNCED_BYTES", 110)])
+@pytest.mark.parametrize(("most", "most_bytes"), [(1, module.MAX_ANNOUNCED_BYTES), (module.MAX_ANNOUNCED, 110)])
 def test_refusal_may_be_tried_again_when_the_stage_is_full(
-    monkeypatch: pytest.MonkeyPatch, bound: str, most: int
+    monkeypatch: pytest.MonkeyPatch, most: int, most_bytes: int
 ) -> None:
-    monkeypatch.setattr(module, bound, most)
-    stage = StageDriver.joined()
+    monkeypatch.setattr(module, "MAX_ANNOUNCED_BYTES", most_bytes)
+    plan = join_plan()
+    stage = StageDriver.joined(plan, StageMachine(plan.fence.incarnation, most_announced=most))
     a = stage.announce("a", TOKENS)
     stage.prepare(a)
     refused = stage.one(ev.Announced(stage.frame("b", TOKENS), 0.0), ev.SendAck).ack.refused

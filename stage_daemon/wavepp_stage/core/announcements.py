@@ -58,8 +58,10 @@ class _Gathered:
 class Announcements:
     """Complete announcements by hold key, oldest first."""
 
-    def __init__(self, is_held: Callable[[HoldKey], bool]) -> None:
+    def __init__(self, is_held: Callable[[HoldKey], bool], most: int = MAX_ANNOUNCED) -> None:
+        """`most` requests are described at once."""
         self._is_held = is_held
+        self._most = most
         self._gathered: dict[HoldKey, _Gathered] = {}
         self._complete: dict[HoldKey, Announcement] = {}
         self._refused: dict[HoldKey, None] = {}
@@ -171,7 +173,7 @@ class Announcements:
 
     def _make_room(self, size: int, newcomer: bool) -> None:
         """Displace the oldest requests that hold nothing until `size` more bytes fit."""
-        most = MAX_ANNOUNCED - newcomer
+        most = self._most - newcomer
         while len(self._complete) + len(self._gathered) > most or self._bytes + size > MAX_ANNOUNCED_BYTES:
             oldest = next((key for key in self._complete if not self._is_held(key)), None)
             if oldest is None:

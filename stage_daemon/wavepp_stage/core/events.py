@@ -68,6 +68,8 @@ class Announced:
 class RoundArrived:
     round: Round
     now: float
+    announces: tuple[AnnounceFrame, ...] = ()
+    """Came in front of the round, each the only frame of its request; nobody waits for an acknowledgement."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from wavepp_proto.terms import (
     WaveOrdinal,
 )
 from wavepp_stage.core import events as ev
-from wavepp_stage.core.announcements import Announcements
+from wavepp_stage.core.announcements import MAX_ANNOUNCED, Announcements
 from wavepp_stage.core.block_cache import BlockCache
 from wavepp_stage.core.cache_manager import CacheManager
 from wavepp_stage.core.cache_shape import CacheShape
@@ -62,7 +62,9 @@ def block_cache(plan: JoinPlan, feed: DigestFeed) -> CacheManager:
 class StageMachine:
     """One stage daemon's core; Reincarnate makes it the core of the next incarnation."""
 
-    def __init__(self, incarnation: Incarnation, make_cache: MakeCache = block_cache) -> None:
+    def __init__(
+        self, incarnation: Incarnation, make_cache: MakeCache = block_cache, most_announced: int = MAX_ANNOUNCED
+    ) -> None:
         self.standing = Standing(NO_EPOCH, NO_FORMATION, incarnation)
         self.plan: JoinPlan | None = None
         """The last plan joined; its pool and cache outlive its formation."""
@@ -70,7 +72,7 @@ class StageMachine:
         self._feed = DigestFeed(incarnation)
         self._cache: CacheManager | None = None
         self._lots = LotNumbers()
-        self._announcements = Announcements(self._is_held)
+        self._announcements = Announcements(self._is_held, most_announced)
         self._serving: ServedFormation | None = None
         self._room = (0, 0)
         """Room after the last event (blocks, slots): digest readers are woken when one of them grows."""
@@ -125,7 +127,7 @@ class StageMachine:
             case ev.Announced():
                 return self._announce(event)
             case ev.RoundArrived():
-                return [ev.SendVotes(self._served().rounds.apply(event.round))]
+                return [ev.SendVotes(self._served().rounds.apply(event.round, event.announces))]
             case ev.WaveArrived():
                 accepted = self._served().waves.accept(event.command)
                 return [ev.WaveQueued(event.command)] if accepted else []

@@ -1,19 +1,22 @@
 """Prepare rounds on one stage: apply each once, in order, and remember the last votes.
 
 Owns the round ordinal of a formation and the votes that a re-delivered round is answered with. A
-round applies releases, then revises, then prepares, each entry atomic; a malformed round is refused
-before any of it is applied. Does not own holds (the cache manager); machine.py is the only caller.
+round applies releases, then revises, then prepares, each entry atomic, behind what was announced with it; a
+malformed round is refused before any of it is applied. Does not own holds (the cache manager); machine.py is
+the only caller.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
-from wavepp_proto.errors import InternalError, InvalidRequest, StaleMessage
+from wavepp_proto.errors import InternalError, InvalidRequest, QueueFull, StaleMessage
 from wavepp_proto.limits import MAX_ROUND_ENTRIES, MAX_STATE_SLOTS
 from wavepp_proto.terms import (
+    AnnounceFrame,
     CacheGroup,
     GroupBlocks,
     GroupEndpoint,
@@ -62,7 +65,7 @@ class Rounds:
         self._last_vote: dict[HoldKey, tuple[Vote, int]] = {}
         """Of every hold, with the snapshots it was promised: a repeated prepare is answered alike."""
 
-    def apply(self, asked: Round) -> Votes:
+    def apply(self, asked: Round, announces: Sequence[AnnounceFrame] = ()) -> Votes:
         """Votes of `asked`; the remembered ones if it was applied before. Raises StaleMessage, InvalidRequest."""
         ordinal = RoundOrdinal(asked.fence.ordinal)
         if self._in_order and ordinal <= self.last:
@@ -71,6 +74,8 @@ class Rounds:
             raise StaleMessage("a round is missing", field="ordinal", value=ordinal, limit=self.last + 1)
         self._check(asked)
         self.last, self._in_order = ordinal, True
+        for frame in announces:
+            self._hear(frame)
         for release in asked.releases:
             self._release(release)
         votes = [self._revise(revise) for revise in asked.revises]
@@ -82,6 +87,11 @@ class Rounds:
     def forget(self, key: HoldKey) -> None:
         """The hold of `key` is gone."""
         self._last_vote.pop(key, None)
+
+    def _hear(self, frame: AnnounceFrame) -> None:
+        """What is refused of it is not known here, and its prepare is answered so."""
+        with suppress(InvalidRequest, QueueFull):
+            self._announcements.add(frame, self._block_tokens)
 
     def _replay(self, ordinal: RoundOrdinal) -> Votes:
         for votes in self._answered:

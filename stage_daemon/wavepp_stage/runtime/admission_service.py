@@ -82,9 +82,8 @@ class AdmissionService(admission_pb2_grpc.StageAdmissionServicer):
                 started_ns = time.time_ns()
                 round_ = convert.round_from_pb(message)
                 superseded = self._rounds.admit(self._core, round_.fence, superseded)
-                # What is refused of these is not known here, and its prepare is answered so.
-                self._announced(convert.round_announces_from_pb(message))
-                for action in self._core.post(RoundArrived(round_, time.monotonic())):
+                announces = tuple(convert.round_announces_from_pb(message))
+                for action in self._core.post(RoundArrived(round_, time.monotonic(), announces)):
                     if isinstance(action, SendVotes):
                         ended_ns = time.time_ns()
                         yield convert.votes_to_pb(action.votes)
