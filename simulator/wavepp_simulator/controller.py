@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from wavepp_controller.core import events as ev
 from wavepp_controller.core.config import ControllerConfig
 from wavepp_controller.core.machine import ControllerMachine
+from wavepp_controller.core.riding import may_ride, sizes
 from wavepp_proto.errors import InternalError
 from wavepp_proto.hashing import hash_blocks
 from wavepp_proto.terms import (
@@ -231,19 +232,21 @@ class SimController:
             link.send_round(asked)
 
     def _announce(self, action: ev.AnnounceRequest) -> None:
-        """Two frames, so that gathering them is part of every history."""
-        request = action.request
-        for key, fence, with_tokens in action.targets:
-            if (link := self._links.get(key)) is None:
+        """A short one waits for the next round, where the cluster has that; the others go their own way."""
+        short_bytes = self.world.shape.riding_bytes
+        links = [self._links.get(key) for key, *_ in action.targets]
+        rides = may_ride(action, [link.riding if link is not None else None for link in links], short_bytes)
+        for link, (_, fence, with_tokens), size in zip(links, action.targets, sizes(action), strict=True):
+            if link is None:
                 continue
-            tokens = request.token_ids if with_tokens else b""
-            first = AnnounceFrame(
-                fence, action.key, request.prompt_tokens, 0, action.block_hashes, 0, b"", False, request.sampling
-            )
-            rest = AnnounceFrame(
-                replace(fence, ordinal=1), action.key, request.prompt_tokens, 0, b"", 0, tokens, True, request.sampling
-            )
-            link.announce([first, rest])
+            whole = _announcement(action, fence, with_tokens)
+            if rides:
+                link.take_along(whole, size)
+            else:
+                link.announce(_in_two(whole))
+        if rides:
+            told = tuple(key for key, *_ in action.targets)
+            self.process.after(0.0, lambda: self.post(ev.AnnounceRides(action.key, told, self.now)))
 
     def _end_formation(self, action: ev.EndFormation) -> None:
         if action.cause.reason == InternalError.reason:
@@ -253,3 +256,17 @@ class SimController:
             if key.pipeline == action.pipeline and link.plan.fence.formation == action.formation:
                 del self._links[key]
                 link.end(targets.get(key))
+
+
+def _announcement(action: ev.AnnounceRequest, fence: Fence, with_tokens: bool) -> AnnounceFrame:
+    request = action.request
+    tokens = request.token_ids if with_tokens else b""
+    return AnnounceFrame(
+        fence, action.key, request.prompt_tokens, 0, action.block_hashes, 0, tokens, True, request.sampling
+    )
+
+
+def _in_two(whole: AnnounceFrame) -> list[AnnounceFrame]:
+    """So that gathering frames is part of every history."""
+    first = replace(whole, token_ids=b"", last=False)
+    return [first, replace(whole, fence=replace(whole.fence, ordinal=1), block_hashes=b"")]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from random import Random
 
+from wavepp_controller.core.riding import SHORT_BYTES
 from wavepp_simulator.plan import Act, Plan, plan_of
 
 CALM = 0.3
@@ -28,6 +29,7 @@ def draw(seed: int, requests: int) -> Plan:
     options = _cluster(rng, calm)
     options |= {"seed": str(seed), "check_every": str(CHECK_EVERY)}
     options |= _pace(Random(f"wavepp-pace-{seed}"))
+    options |= _riding(Random(f"wavepp-riding-{seed}"))
     acts: list[Act] = []
     streams = rng.choice(("abc", "abc", "ab"))
     for number in range(requests):
@@ -78,6 +80,12 @@ def _pace(rng: Random) -> dict[str, str]:
     if rng.random() < 0.5:
         return {}
     return {"round_rest": str(rng.choice((0, 1, 10))), "release_lag_ms": str(rng.choice((0, 20, 200)))}
+
+
+def _riding(rng: Random) -> dict[str, str]:
+    """Announcements in front of rounds, as a controller process has them, in half of the clusters; some leave long
+    prompts on their own stream."""
+    return {} if rng.random() < 0.5 else {"riding_bytes": str(rng.choice((400, SHORT_BYTES)))}
 
 
 def _tiers(rng: Random, stages: int, calm: bool) -> dict[str, str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from wavepp_proto.hashing import blocks_for
-from wavepp_proto.terms import Admitted, Epoch, Formation, HoldKey, Inventory, Row, WaveOrdinal
+from wavepp_proto.terms import Admitted, Epoch, Formation, HoldKey, Inventory, Row, VoteOutcome, Votes, WaveOrdinal
 from wavepp_stage.core.machine import StageMachine
 
 
@@ -80,6 +80,14 @@ def check_drained(stage: int, found: Inventory) -> None:
     )
     if any(there != pool for there, pool in sums):
         raise Violation("I2", f"stage {stage} lost blocks or slots: {found}")
+
+
+def check_known(stage: int, machine: StageMachine, votes: Votes) -> None:
+    """A daemon that has heard of a request, be it in front of this very round, does not deny it."""
+    known = machine.inventory().announced
+    denied = [v.key for v in votes.votes if v.outcome is VoteOutcome.NOT_ANNOUNCED and v.key in known]
+    if denied:
+        raise Violation("announce", f"stage {stage} says in votes {votes.fence.ordinal} that it does not know {denied}")
 
 
 def check_admitted(stage: int, machine: StageMachine, event: Admitted, prompt_tokens: int, block_tokens: int) -> None:

@@ -8,15 +8,18 @@ daemon's end is `session`. Decides nothing but whether what ended a stream leave
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from wavepp_controller.core import events as ev
+from wavepp_controller.core.riding import Riding
 from wavepp_proto.errors import StageLost, StaleMessage, WaveppError
 from wavepp_proto.limits import CALL_DEADLINE_MS
 from wavepp_proto.terms import (
     AnnounceFrame,
     Fence,
     Heartbeat,
+    HoldKey,
     Inventory,
     JoinPlan,
     JoinReply,
@@ -24,6 +27,7 @@ from wavepp_proto.terms import (
     WaveCommand,
     WaveOrdinal,
 )
+from wavepp_simulator.ledger import Violation
 from wavepp_simulator.opening import Opening
 
 if TYPE_CHECKING:
@@ -51,6 +55,9 @@ class SimLink:
         """Nothing is sent before the daemon has answered on new streams."""
         self._reported = WaveOrdinal(0)
         """What the core had heard when it asked for them."""
+        self._riding = Riding[AnnounceFrame]()
+        self._promised: set[HoldKey] = set()
+        """The core counts on the daemon knowing these once it is asked about them: they must leave in time."""
 
     @property
     def place(self) -> int:
@@ -102,9 +109,35 @@ class SimLink:
         if (opening := self._usable) is not None:
             opening.announce(frames)
 
+    @property
+    def riding(self) -> Riding[AnnounceFrame] | None:
+        """What waits to go with the next round; None while nothing can be sent."""
+        return None if self._usable is None else self._riding
+
+    def take_along(self, frame: AnnounceFrame, size: int) -> None:
+        """Send the only frame of a request in front of the next round."""
+        self._riding.put(frame.key, frame, size)
+        self._promised.add(frame.key)
+
     def send_round(self, asked: Round) -> None:
-        if (opening := self._usable) is not None:
-            opening.say("rounds", lambda session: session.round(asked))
+        if (opening := self._usable) is None:
+            return
+        ended = [release.key for release in asked.releases if release.ended]
+        announces = tuple(replace(frame, fence=asked.fence) for frame in self._riding.take(ended))
+        self._keep_promises(asked, ended, announces)
+        opening.say("rounds", lambda session: session.round(asked, announces))
+
+    def _keep_promises(self, asked: Round, ended: list[HoldKey], announces: tuple[AnnounceFrame, ...]) -> None:
+        """Nobody is asked to prepare what was to ride to them and never left."""
+        self._promised.difference_update(ended, (frame.key for frame in announces))
+        late = [prepare.key for prepare in asked.prepares if prepare.key in self._promised]
+        if late:
+            raise Violation("shell", f"stage {self.place} is asked for {late}, which were to ride and did not leave")
+        if announces:
+            names = " ".join(f"{frame.key.request_id}.{frame.key.attempt}" for frame in announces)
+            self.world.note(
+                f"c>s{self.place}", f"announced in front of round {asked.fence.ordinal}: {names}", "announce"
+            )
 
     def send_wave(self, command: WaveCommand) -> None:
         if (opening := self._usable) is not None:

@@ -12,6 +12,7 @@ from wavepp_controller.core.config import ControllerConfig
 from wavepp_proto.terms import LinkKind
 from wavepp_simulator.executor import Costs
 from wavepp_simulator.world import Shape
+from wavepp_stage.core.announcements import MAX_ANNOUNCED
 
 _CONFIG = {field.name for field in fields(ControllerConfig)} - {"link", "wave_tokens", "traced"}
 _WORDS = {"policy", "mode"}
@@ -27,8 +28,9 @@ _COSTS: dict[str, tuple[str, float]] = {
 
 def shape_of(options: dict[str, str]) -> Shape:
     """cluster [pools=64,64,64] [host=8,0] [groups=a,ar,r] [states=8] [block=16] [wave=64] [wave_ms=1] [token_us=10]
-    [copy_us=100] [copy_failures=0] [latency_us=200] [jitter=0] [seed=0] [check_every=1], settings of the
-    controller. Waves are planned by policy=fixed unless said otherwise: what a story sends can be told in advance."""
+    [copy_us=100] [copy_failures=0] [latency_us=200] [jitter=0] [seed=0] [check_every=1] [riding_bytes=0]
+    [announced=2048], settings of the controller. Waves are planned by policy=fixed unless said otherwise: what a
+    story sends can be told in advance."""
     options = dict(options)
     costs = {name: float(options.pop(key)) * unit for key, (name, unit) in _COSTS.items() if key in options}
     given: dict[str, Any] = {
@@ -42,6 +44,8 @@ def shape_of(options: dict[str, str]) -> Shape:
         "jitter": float(options.pop("jitter", "0")),
         "seed": int(options.pop("seed", "0")),
         "check_every": int(options.pop("check_every", "1")),
+        "riding_bytes": int(options.pop("riding_bytes", "0")),
+        "most_announced": int(options.pop("announced", str(MAX_ANNOUNCED))),
     }
     wave = int(options.pop("wave", "64"))
     unknown = options.keys() - _CONFIG

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from wavepp_proto.errors import FormationEnded, StaleMessage, WaveppError
 from wavepp_proto.terms import AnnounceFrame, Fence, Heartbeat, JoinPlan, Round, WaveCommand, WaveReport
+from wavepp_simulator.ledger import check_known
 from wavepp_stage.core import events as ev
 
 if TYPE_CHECKING:
@@ -52,9 +53,10 @@ class Session:
             if isinstance(action, ev.SendAck):
                 self._opening.answer("announce", action.ack)
 
-    def round(self, asked: Round) -> None:
-        for action in self._post("rounds", ev.RoundArrived(asked, self._stage.now), asked.fence):
+    def round(self, asked: Round, announces: tuple[AnnounceFrame, ...] = ()) -> None:
+        for action in self._post("rounds", ev.RoundArrived(asked, self._stage.now, announces), asked.fence):
             if isinstance(action, ev.SendVotes):
+                check_known(self._stage.place, self._stage.machine, action.votes)
                 self._opening.answer("rounds", action.votes)
 
     def wave(self, message: WaveCommand | Heartbeat) -> None:

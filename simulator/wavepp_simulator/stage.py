@@ -57,7 +57,7 @@ class SimStage:
         self.touches = 0
         """Events that its core took."""
         self.process = Process(f"s{self.place}", world.agenda)
-        self.machine = StageMachine(record.incarnation)
+        self.machine = StageMachine(record.incarnation, most_announced=world.shape.most_announced)
         self.copier = SimCopier(self, costs, Random(f"{world.shape.seed}-{record.incarnation}"))
         self.executor = SimExecutor(self, costs)
         self.engine = self._load(_shape_of(record))

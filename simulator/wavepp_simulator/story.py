@@ -16,6 +16,7 @@ from wavepp_proto.fence import NO_EPOCH, NO_FORMATION
 from wavepp_proto.terms import (
     Admitted,
     Capacity,
+    DaemonKey,
     Digest,
     ErrorInfo,
     Failed,
@@ -64,7 +65,7 @@ class Story:
         if isinstance(event, ev.VotesArrived) and not event.votes.votes:
             kind = "report"
         key = getattr(event, "key", None)
-        self.note(at, "c" if key is None else f"s{key.stage}>c", kind, event)
+        self.note(at, f"s{key.stage}>c" if isinstance(key, DaemonKey) else "c", kind, event)
 
     def decided(self, at: float, actions: Iterable[ev.Action]) -> None:
         """What a controller does; rounds that say the same to several daemons are one line."""
@@ -96,6 +97,7 @@ _HEARD = {
     ev.StreamsReopened: "formation",
     ev.InventoryArrived: "inventory",
     ev.AnnounceAcked: "announce",
+    ev.AnnounceRides: "announce",
     ev.VotesArrived: "votes",
     ev.DigestArrived: "digest",
     ev.ReportArrived: "report",
@@ -168,7 +170,10 @@ def _plain(told: Told) -> str:
             what = "did not join" if isinstance(told, ev.JoinFailed) else "lost in"
             return f"{what} formation {formation}: {_error(error)}"
         case ev.AnnounceAcked(ack=ack):
-            return f"knows {ack.key.request_id}.{ack.key.attempt}"
+            what = "knows" if ack.refused is None else f"refuses, {ack.refused.reason},"
+            return f"{what} {ack.key.request_id}.{ack.key.attempt}"
+        case ev.AnnounceRides(key=key):
+            return f"{key.request_id}.{key.attempt} rides in front of the next round"
         case ev.BeatArrived(beat=beat):
             return f"beat {beat.count}" + (", draining" if beat.draining else "")
         case _:

@@ -38,6 +38,7 @@ from wavepp_simulator.omniscient import Omniscient
 from wavepp_simulator.registry import Registry
 from wavepp_simulator.stage import SimStage
 from wavepp_simulator.story import Story
+from wavepp_stage.core.announcements import MAX_ANNOUNCED
 
 T = TypeVar("T")
 SILENT_S = 10.0
@@ -64,6 +65,10 @@ class Shape:
     """Spread of latencies, as a share of them on top."""
     costs: Costs = field(default_factory=Costs)
     config: ControllerConfig = field(default_factory=lambda: ControllerConfig(wave_tokens=64, link=LinkKind.GRPC))
+    riding_bytes: int = 0
+    """Announcements of so many bytes ride in front of a round; 0 = none does."""
+    most_announced: int = MAX_ANNOUNCED
+    """Requests that a stage hears of at once; a controller's queue is shorter than a real one."""
     check_every: int = 1
     """Events of one core between two of its own checks from first principles; sums are checked after each."""
     seed: int = 0

@@ -1,4 +1,5 @@
-"""Protocol bugs to plant in the real cores, each as one change of one function's source.
+"""Protocol bugs to plant in the real cores, and in what their shells owe them, each as one change of one function's
+source.
 
 A mutant names a function and a piece of its text that occurs there once; a text that no longer occurs is an
 error, so a mutant cannot quietly stop being one. Planting changes the running process only: `hunt.py` is the
@@ -17,6 +18,8 @@ from typing import Any
 
 STAGE = "wavepp_stage.core"
 CONTROLLER = "wavepp_controller.core"
+SHELL = "wavepp_simulator"
+"""The shells of the cores in virtual time, which follow those of the processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +212,25 @@ MUTANTS = (
         "Announcements.forget",
         "_remember(self._tombstones, key)",
         "pass",
+    ),
+    Mutant(
+        "round applied before what was announced in front of it",
+        f"{STAGE}.rounds",
+        "Rounds.apply",
+        "    for frame in announces:\n        self._hear(frame)\n    for release in asked.releases:\n"
+        "        self._release(release)\n    votes = [self._revise(revise) for revise in asked.revises]\n"
+        "    votes += [self._prepare(prepare) for prepare in asked.prepares]\n",
+        "    for release in asked.releases:\n"
+        "        self._release(release)\n    votes = [self._revise(revise) for revise in asked.revises]\n"
+        "    votes += [self._prepare(prepare) for prepare in asked.prepares]\n"
+        "    for frame in announces:\n        self._hear(frame)\n",
+    ),
+    Mutant(
+        "what rides is forgotten when streams are opened again",
+        f"{SHELL}.link",
+        "SimLink._connected",
+        "self._opening, self._lost = Opening(self), False",
+        "self._opening, self._lost = Opening(self), False\n    self._riding = Riding()",
     ),
 )
 
