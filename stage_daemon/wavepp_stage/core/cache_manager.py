@@ -14,10 +14,16 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from wavepp_proto.terms import Capacity, Digest, GroupEndpoint, HoldKey, HoldState
 from wavepp_stage.core.block_hashes import BlockHashes
 from wavepp_stage.core.census import Census
 from wavepp_stage.core.work import BlockTable, CopyLot, StateWork
+
+TokenIds = npt.NDArray[np.int32]
+"""Shape [prompt_tokens]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +92,12 @@ class CacheManager(Protocol):
         candidate: int,
         snapshots: int = 0,
         ignore_floor: bool = False,
+        tokens: TokenIds | None = None,
     ) -> Lease:
         """Hold the longest usable prefix up to `candidate` tokens, and the snapshot at its end where the stage has
         recurrent layers; charged to the taker. `snapshots` will be taken on the way, their slots are part of the
-        escrow. `ignore_floor` is heeded only while no other hold waits to be materialised.
+        escrow. `ignore_floor` is heeded only while no other hold waits to be materialised. `tokens`, the whole prompt,
+        is there for caches that match on tokens instead of hashes (EngineFacts.needs_tokens).
 
         On a shortfall nothing is held. A key that holds something already is illegal."""
 
