@@ -6,7 +6,7 @@ Owns these two questions only; what engines can load is theirs to refuse (engine
 from __future__ import annotations
 
 from wavepp_proto.errors import JoinRefused
-from wavepp_proto.limits import MAX_BLOCK_TOKENS, MAX_LANES, MAX_POOL_BLOCKS, MAX_STAGES, MAX_STATE_SLOTS
+from wavepp_proto.limits import MAX_BLOCK_TOKENS, MAX_LANES, MAX_POOL_BLOCKS, MAX_RANKS, MAX_STAGES, MAX_STATE_SLOTS
 from wavepp_proto.terms import CacheGroup, JoinPlan
 
 MIN_STATE_SLOTS = 2
@@ -20,6 +20,8 @@ def check_plan(plan: JoinPlan) -> None:
     ranges = [
         ("stages", plan.stages, 1, MAX_STAGES),
         ("stage", plan.key.stage, 0, plan.stages - 1),
+        ("ranks", plan.ranks, 1, MAX_RANKS),
+        ("rank", plan.key.rank, 0, plan.ranks - 1),
         ("block_tokens", plan.block_tokens, 1, MAX_BLOCK_TOKENS),
         ("pool_blocks", plan.pool_blocks, 1, MAX_POOL_BLOCKS),
         ("host_pool_blocks", plan.host_pool_blocks, 0, MAX_POOL_BLOCKS),
@@ -52,6 +54,7 @@ def _shape(plan: JoinPlan) -> tuple[object, ...]:
     return (
         plan.key,
         plan.stages,
+        plan.ranks,
         plan.model_fingerprint,
         plan.first_layer,
         plan.last_layer,

@@ -64,6 +64,11 @@ class EnginePlan:
     host_pool_blocks: int = 0
     state_slots: int = 0
     """Slots for recurrent states; 0 where the band has no recurrent layer."""
+    rank: int = 0
+    ranks: int = 1
+    """Tensor-parallel daemons of this stage, of which this is number `rank`. All get the same waves, and only rank 0 of
+    the last stage is asked to sample. A row may be void on one alone: an engine whose ranks compute together agrees
+    on the rows first, and reports those that another rank cannot run as faults, so that nobody publishes them."""
 
     @property
     def is_first(self) -> bool:
@@ -72,6 +77,11 @@ class EnginePlan:
     @property
     def is_last(self) -> bool:
         return self.stage == self.stages - 1
+
+    @property
+    def place(self) -> int:
+        """Number of this daemon among all of its pipeline, stage by stage."""
+        return self.stage * self.ranks + self.rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +110,7 @@ class WaveOutcome:
     payload: Payload | None
     """For the next stage; None on the last one."""
     results: tuple[RowResult, ...] = ()
-    """On the last stage, one per row that carried `sampling` and is not void."""
+    """One per row that carried `sampling` and is not void: rows do on rank 0 of the last stage."""
     faults: dict[int, str] = field(default_factory=dict)
     """Row index to cause, for rows this engine found wrong (bad canary...); they become void."""
 
@@ -191,12 +201,14 @@ class LinkPlan:
     store: str
     """host:port of stage 0's torch.distributed store."""
     next_address: str
-    """gRPC address of the next stage; empty on the last."""
+    """gRPC address of the same rank of the next stage; empty on the last."""
     next_incarnation: int
     advertise_host: str
     """Address others reach us by; gloo binds to it."""
     connect_timeout_s: float
     wave_timeout_s: float
+    rank: int = 0
+    """A link leads from rank to rank: each rank has its own chain through the stages."""
 
 
 class ActivationLink(Protocol):

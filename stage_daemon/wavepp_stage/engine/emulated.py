@@ -80,7 +80,7 @@ class EmulatedEngine:
         copy_us = pace.copy_us if self._given_copy_us is None else self._given_copy_us
         pace = replace(pace, costs=replace(pace.costs, **self._given_costs), copy_us=copy_us)
         band = EmulatedBand(
-            groups, plan.pool_blocks, plan.block_tokens, plan.stage, plan.host_pool_blocks, plan.state_slots
+            groups, plan.pool_blocks, plan.block_tokens, plan.place, plan.host_pool_blocks, plan.state_slots
         )
         vocabulary = preset.vocabulary if self._given_vocabulary is None else self._given_vocabulary
         self._now = _Loaded(plan, band, vocabulary, pace, Wire(pace))

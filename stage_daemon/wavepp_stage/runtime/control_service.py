@@ -146,6 +146,8 @@ class ControlService(control_pb2_grpc.StageControlServicer):
         pairs = (
             ("pipeline", plan.key.pipeline, self._settings.pipeline),
             ("stage", plan.key.stage, self._settings.stage),
+            ("ranks", plan.ranks, self._settings.ranks),
+            ("rank", plan.key.rank, self._settings.rank),
             ("model_fingerprint", plan.model_fingerprint, mine.fingerprint),
         )
         for field, got, want in pairs:

@@ -160,7 +160,7 @@ class StageDaemon:
         return EnginePlan(
             settings.model, settings.stage, settings.stages, first, last,
             settings.block_tokens, settings.pool_blocks, settings.wave_tokens, settings.lanes,
-            settings.host_pool_blocks, self._state_slots(first, last),
+            settings.host_pool_blocks, self._state_slots(first, last), settings.rank, settings.ranks,
         )  # fmt: skip
 
     def _state_slots(self, first: int, last: int) -> int:
@@ -176,7 +176,7 @@ class StageDaemon:
             key=settings.key,
             incarnation=self.incarnation,
             stages=settings.stages,
-            ranks=1,
+            ranks=settings.ranks,
             address=self.address,
             link_address=self.equipment.link_address,
             engine=self.equipment.engine.name,

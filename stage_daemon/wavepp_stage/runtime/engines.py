@@ -81,11 +81,14 @@ def engine_plan(plan: JoinPlan, model: str) -> EnginePlan:
         lanes=plan.lanes,
         host_pool_blocks=plan.host_pool_blocks,
         state_slots=plan.state_slots,
+        rank=plan.key.rank,
+        ranks=plan.ranks,
     )
 
 
 def link_plan(plan: JoinPlan, advertise_host: str, connect_timeout_s: float, wave_timeout_s: float) -> LinkPlan:
-    following = next((peer for peer in plan.peers if peer.key.stage == plan.key.stage + 1), None)
+    place = (plan.key.stage + 1, plan.key.rank)
+    following = next((peer for peer in plan.peers if (peer.key.stage, peer.key.rank) == place), None)
     return LinkPlan(
         kind=plan.link,
         epoch=plan.fence.epoch,
@@ -98,6 +101,7 @@ def link_plan(plan: JoinPlan, advertise_host: str, connect_timeout_s: float, wav
         advertise_host=advertise_host,
         connect_timeout_s=connect_timeout_s,
         wave_timeout_s=wave_timeout_s,
+        rank=plan.key.rank,
     )
 
 

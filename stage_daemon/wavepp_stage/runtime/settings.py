@@ -46,10 +46,15 @@ class StageSettings:
     reflection: bool = False
     metrics: str | None = None
     """host:port of the Prometheus endpoint; None serves none."""
+    rank: int = 0
+    ranks: int = 1
+    """Daemons of the stage, and which of them this is."""
 
     def __post_init__(self) -> None:
         _between("stages", self.stages, 1, limits.MAX_STAGES)
         _between("stage", self.stage, 0, self.stages - 1)
+        _between("ranks", self.ranks, 1, limits.MAX_RANKS)
+        _between("rank", self.rank, 0, self.ranks - 1)
         _between("block_tokens", self.block_tokens, 1, limits.MAX_BLOCK_TOKENS)
         _between("pool_blocks", self.pool_blocks, 1, limits.MAX_POOL_BLOCKS)
         _between("host_pool_blocks", self.host_pool_blocks, 0, limits.MAX_POOL_BLOCKS)
@@ -62,6 +67,8 @@ class StageSettings:
             raise InvalidRequest(
                 f"unknown engine {self.engine!r}", field="engine", value=self.engine, limit=str(ENGINES)
             )
+        if self.engine == "torch" and self.ranks > 1:
+            raise InvalidRequest("engine torch has no ranks", field="ranks", value=self.ranks, limit=1)
         for name in ("cluster", "pipeline"):
             text = getattr(self, name)
             if not text or len(text) > limits.MAX_NAME_CHARS or "/" in text:
@@ -69,7 +76,7 @@ class StageSettings:
 
     @property
     def key(self) -> DaemonKey:
-        return DaemonKey(PipelineId(self.pipeline), StageIndex(self.stage), Rank(0))
+        return DaemonKey(PipelineId(self.pipeline), StageIndex(self.stage), Rank(self.rank))
 
     def band(self, layers: int) -> tuple[int, int]:
         """[first, last) of this stage: as given, or an even split (earlier stages get the remainder)."""

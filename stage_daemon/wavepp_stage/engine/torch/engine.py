@@ -63,6 +63,8 @@ class TorchEngine:
     def load(self, plan: EnginePlan, progress: Callable[[int, int], None]) -> EngineFacts:
         # Here and not in __init__: OpenMP keeps this number per thread, and this is the executor's.
         torch.set_num_threads(self._threads or default_threads())
+        if plan.ranks > 1:
+            raise EngineFault("engine torch has no tensor-parallel ranks", field="ranks", value=plan.ranks, limit=1)
         kept = self._loaded
         if kept is not None and _same_memory(kept.plan, plan):
             kept.plan = plan

@@ -1,6 +1,6 @@
 """Process groups of torch.distributed, one per formation, without the global default group.
 
-Owns how the stages of a formation meet (a store on stage 0, a key prefix per formation) and the two
+Owns how the stages of a formation meet (a store on stage 0, a key prefix per formation and rank) and the two
 ways to move one tensor between neighbours with a deadline. Does not own order, headers or threads:
 `gloo_link.py` does, and is the only caller. Several daemons may live in one process.
 """
@@ -66,7 +66,7 @@ def connect(plan: LinkPlan, device: torch.device) -> Transport:
         )
         left = timedelta(seconds=max(0.1, deadline - time.monotonic()))
         store.set_timeout(left)
-        prefixed = PrefixStore(f"{plan.epoch}.{plan.formation}", store)
+        prefixed = PrefixStore(f"{plan.epoch}.{plan.formation}.{plan.rank}", store)
         if plan.kind is LinkKind.NCCL:
             return NcclTransport(prefixed, plan, device)
         return GlooTransport(prefixed, plan, left)
