@@ -4,6 +4,10 @@ Owns the Protocol and its answers. `block_cache.BlockCache` implements it for en
 their cache to us; an engine with a cache manager of its own brings an adapter. The machine
 (machine.py) is the only caller and holds the shell's mutex; no method blocks or copies cache.
 
+Where an engine's own manager stands behind it (EngineTraits.cache_thread), the methods from `lease` to
+`release`, and `executor_stopped`, come on the executor's thread. All others come on any thread, beside a
+wave that computes: they are bookkeeping, and never ask that manager.
+
 One hold's life: lease, escrow, commit (revise any number of times before materialise), materialise,
 plan_state and publish for each of its rows, release. `release` is legal at any time, and idempotent.
 """
@@ -146,10 +150,12 @@ class CacheManager(Protocol):
         """How full it is, in counts."""
 
     def end_formation(self, formation: int) -> None:
-        """Retire every hold; what an executor or a copy may still touch goes into quarantine."""
+        """Retire every hold; what an executor or a copy may still touch goes into quarantine, and so does whatever
+        only the executor's thread may give back."""
 
     def executor_stopped(self, formation: int) -> None:
-        """No wave and no copy of that formation touches a block any more."""
+        """No wave and no copy of that formation touches a block any more: its quarantine is free. Of a formation that
+        ended under an earlier cache, nothing."""
 
     # --- copies between the tiers -----------------------------------------------------------------
 
@@ -161,7 +167,8 @@ class CacheManager(Protocol):
 
     # --- facts ------------------------------------------------------------------------------------
 
-    def capacity(self) -> Capacity: ...
+    def capacity(self) -> Capacity:
+        """Room as it is now; of a manager that is made by loading, what was planned until then."""
 
     @property
     def pool_blocks(self) -> int: ...

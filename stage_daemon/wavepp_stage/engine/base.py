@@ -30,11 +30,13 @@ __all__ = [
     "CopyLot",
     "EngineFacts",
     "EnginePlan",
+    "EngineTraits",
     "LinkListener",
     "LinkPlan",
     "Payload",
     "RowWork",
     "StageEngine",
+    "StageGroup",
     "StateWork",
     "WaveHeader",
     "WaveOutcome",
@@ -43,6 +45,40 @@ __all__ = [
 
 Payload = Any
 """Activations of one wave: the engine's own type (torch.Tensor [tokens, hidden], numpy array...)."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTraits:
+    """What an engine declares before it is loaded: how its daemon must deal with it."""
+
+    cache_thread: str = "any"
+    """`any`: the cache manager is ours, and every thread may ask it. `engine`: it is the engine's own, so what may
+    touch it runs on the executor's thread, between two waves."""
+    needs_tokens: bool = False
+    """Its cache matches on tokens: they are announced to every stage, not to the first alone."""
+    eager_escrow: bool = False
+    """An escrow takes its room at once: materialising takes nothing more, and block tables are empty."""
+    collective: bool = False
+    """All stages load together, in `EnginePlan.group`, and one that was fenced makes all load again."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageGroup:
+    """Who loads together, of an engine whose load is collective. Groups of the same lives with the same bands are
+    equal, whoever asked for them: what was loaded for one serves the other."""
+
+    lives: tuple[int, ...]
+    """Engine life of each daemon by place. A daemon has a new one when it starts, and after a failed load or wave."""
+    bands: tuple[tuple[int, int], ...]
+    """[first, last) of each stage."""
+    name: str = field(compare=False)
+    """`epoch.formation` of the join that loads: nothing of an earlier try is mistaken for one of this."""
+    store: str = field(compare=False)
+    """host:port of the torch.distributed store of place 0."""
+    own_store: Any = field(compare=False)
+    """The store that this daemon serves (place 0's is where all meet); None for engines without."""
+    timeout_s: float = field(compare=False)
+    """Longest wait for the others, all steps of the load together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +105,8 @@ class EnginePlan:
     """Tensor-parallel daemons of this stage, of which this is number `rank`. All get the same waves, and only rank 0 of
     the last stage is asked to sample. A row may be void on one alone: an engine whose ranks compute together agrees
     on the rows first, and reports those that another rank cannot run as faults, so that nobody publishes them."""
+    group: StageGroup | None = None
+    """Set for engines whose load is collective."""
 
     @property
     def is_first(self) -> bool:
@@ -100,9 +138,6 @@ class EngineFacts:
     """Of the band that was loaded. A stage without attention layers still numbers blocks, of 0 bytes each."""
     bytes_per_state: int = 0
     """One slot of recurrent state over all layers of the band."""
-    cache_thread: str = "any"
-    """`any`, or `engine`: admission jobs run on the executor between launches."""
-    eager_escrow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +162,7 @@ class StageEngine(Protocol):
     def load(self, plan: EnginePlan, progress: Callable[[int, int], None]) -> EngineFacts:
         """Load weights of the band and allocate the pool; report (done, total) units.
 
+        A collective engine meets the others of `plan.group` here, and ends at its time-out if they do not come.
         Raises errors.EngineFault naming the field when the plan cannot be served."""
 
     def run(self, wave: WaveWork, payload: Payload | None) -> WaveOutcome:
