@@ -62,6 +62,11 @@ class DaemonKey:
     def __str__(self) -> str:
         return f"{self.pipeline}/{self.stage}.{self.rank}"
 
+    @property
+    def place(self) -> str:
+        """In words. Rank 0 goes without saying: most stages have no other."""
+        return f"stage {self.stage} rank {self.rank}" if self.rank else f"stage {self.stage}"
+
 
 @dataclass(frozen=True, slots=True)
 class HoldKey:

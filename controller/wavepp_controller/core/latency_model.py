@@ -127,6 +127,11 @@ class LatencyModel:
                 model = self._stages[place] = StageModel()
             model.observe(demand, times.compute_us)
 
+    def serve(self, daemons: Iterable[DaemonKey]) -> None:
+        """Forget places that the pipeline has no longer: nothing would ever correct them."""
+        places = {(int(key.stage), int(key.rank)) for key in daemons}
+        self._stages = {place: model for place, model in self._stages.items() if place in places}
+
     def believed(self, stages: int) -> bool:
         """Every one of so many stages is known well enough to plan with."""
         return len({stage for stage, _ in self._stages}) >= stages and all(m.believed for m in self._stages.values())

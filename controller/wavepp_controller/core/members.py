@@ -174,6 +174,8 @@ def mismatch(record: MemberRecord, model: MemberRecord | None) -> JoinRefused | 
         return _refusal(record, "pool_blocks", record.pool_blocks, 1)
     if not 0 <= record.key.stage < record.stages:
         return _refusal(record, "stage", record.key.stage, record.stages)
+    if not 1 <= record.ranks <= limits.MAX_RANKS:
+        return _refusal(record, "ranks", record.ranks, limits.MAX_RANKS)
     if not 0 <= record.key.rank < record.ranks:
         return _refusal(record, "rank", record.key.rank, record.ranks)
     if model is None:

@@ -207,6 +207,7 @@ class PipelineMachine:
 
     def _serve(self, formation: PipelineFormation, now: float) -> None:
         facts, rounds = self.forming.serve(formation)
+        self.latency.serve(formation.daemons)
         service = Service(formation, facts, self.book, self.index, rounds, self.latency, self._config, self._out, now)
         self.service = service
         digests.expect(self.index, formation, now)

@@ -87,7 +87,7 @@ def join_plan_from_pb(msg: pb.JoinRequest) -> JoinPlan:
 def _check_shape(msg: pb.JoinRequest) -> None:
     stages = _check.at_most("stages", _check.at_least("stages", msg.stages, 1), limits.MAX_STAGES)
     _check.at_most("key.stage", msg.key.stage, stages - 1)
-    ranks = _check.at_least("ranks", msg.ranks, 1)
+    ranks = _check.at_most("ranks", _check.at_least("ranks", msg.ranks, 1), limits.MAX_RANKS)
     _check.at_most("key.rank", msg.key.rank, ranks - 1)
     _check.at_most("peers", len(msg.peers), stages * ranks)
     _check.at_least("last_layer", msg.last_layer, msg.first_layer + 1)

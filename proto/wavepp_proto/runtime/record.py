@@ -98,7 +98,7 @@ def decode_record(value: bytes) -> MemberRecord:
     if schema != SCHEMA:
         raise InvalidRequest(f"record schema {schema}, expected {SCHEMA}", field="schema", value=schema, limit=SCHEMA)
     stages = read.count("stages", 1, limits.MAX_STAGES)
-    ranks = read.count("ranks", 1)
+    ranks = read.count("ranks", 1, limits.MAX_RANKS)
     model = read.inner("model")
     layers = model.count("layers", 1)
     first_layer = read.count("first_layer", 0, layers - 1)
