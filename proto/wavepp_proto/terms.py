@@ -580,6 +580,11 @@ class MemberRecord:
     state_slots: int = 0
     """Slots of the recurrent group (working states and snapshots), for any band with recurrent layers; 0 where the
     model has none."""
+    engine_life: int = 0
+    """Of an engine that all stages load together: another one when its process starts, and after each failed load or
+    wave. 0 for engines that load alone."""
+    gpu: str = ""
+    """What names the GPU that it computes on among all GPUs of the pipeline; empty on a CPU."""
 
 
 class LinkKind(Enum):
@@ -595,6 +600,11 @@ class Peer:
     incarnation: Incarnation
     address: str
     link_address: str
+    first_layer: int = 0
+    last_layer: int = 0
+    """Band [first_layer, last_layer)."""
+    engine_life: int = 0
+    """As in its MemberRecord."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,11 +106,22 @@ def _peer_to_pb(peer: Peer) -> pb.Peer:
         incarnation=peer.incarnation,
         address=peer.address,
         link_address=peer.link_address,
+        first_layer=peer.first_layer,
+        last_layer=peer.last_layer,
+        engine_life=peer.engine_life,
     )
 
 
 def _peer_from_pb(msg: pb.Peer) -> Peer:
-    return Peer(c.daemon_key_from_pb(msg.key), Incarnation(msg.incarnation), msg.address, msg.link_address)
+    return Peer(
+        c.daemon_key_from_pb(msg.key),
+        Incarnation(msg.incarnation),
+        msg.address,
+        msg.link_address,
+        msg.first_layer,
+        msg.last_layer,
+        msg.engine_life,
+    )
 
 
 def join_reply_to_pb(reply: JoinReply) -> pb.JoinResponse:

@@ -51,11 +51,19 @@ class Peer(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     LINK_ADDRESS_FIELD_NUMBER: _builtins.int
+    FIRST_LAYER_FIELD_NUMBER: _builtins.int
+    LAST_LAYER_FIELD_NUMBER: _builtins.int
+    ENGINE_LIFE_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     address: _builtins.str
     """host:port of its gRPC server."""
     link_address: _builtins.str
     """host:port of its torch.distributed store; empty if it has none."""
+    first_layer: _builtins.int
+    """Band [first_layer, last_layer), global layer numbers; empty from older controllers."""
+    last_layer: _builtins.int
+    engine_life: _builtins.int
+    """Of an engine that all stages load together: all load again when one of them has another. 0 for other engines."""
     @_builtins.property
     def key(self) -> _common_pb2.DaemonKey: ...
     def __init__(
@@ -65,10 +73,13 @@ class Peer(_message.Message):
         incarnation: _builtins.int = ...,
         address: _builtins.str = ...,
         link_address: _builtins.str = ...,
+        first_layer: _builtins.int = ...,
+        last_layer: _builtins.int = ...,
+        engine_life: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "incarnation", b"incarnation", "key", b"key", "link_address", b"link_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "engine_life", b"engine_life", "first_layer", b"first_layer", "incarnation", b"incarnation", "key", b"key", "last_layer", b"last_layer", "link_address", b"link_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

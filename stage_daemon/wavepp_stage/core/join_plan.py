@@ -65,4 +65,12 @@ def _shape(plan: JoinPlan) -> tuple[object, ...]:
         plan.lanes,
         plan.state_slots,
         frozenset(plan.groups),
+        _load_group(plan),
     )
+
+
+def _load_group(plan: JoinPlan) -> tuple[tuple[int, int, int], ...]:
+    """Life and band of every daemon, of an engine that all load together; empty for others: what the other stages hold
+    is no matter to a stage that loads alone."""
+    lives = tuple((peer.engine_life, peer.first_layer, peer.last_layer) for peer in plan.peers)
+    return lives if any(life for life, _, _ in lives) else ()
