@@ -15,6 +15,7 @@ One wave on one stage:
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
@@ -79,6 +80,8 @@ class StageGroup:
     """The store that this daemon serves (place 0's is where all meet); None for engines without."""
     timeout_s: float = field(compare=False)
     """Longest wait for the others, all steps of the load together."""
+    abandoned: threading.Event = field(compare=False)
+    """Set once the join that loads is given up: whoever still waits for the others stops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +129,6 @@ class EnginePlan:
 class EngineFacts:
     """What a loaded engine declares."""
 
-    needs_tokens: bool
-    """Token ids must be announced to this stage although it is not the first."""
     hidden: int
     """Width of a payload row; 0 for engines without tensors."""
     bytes_per_block: int

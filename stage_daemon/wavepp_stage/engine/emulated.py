@@ -30,9 +30,9 @@ from wavepp_stage.engine.base import CopyLot, EngineFacts, EnginePlan, WaveOutco
 from wavepp_stage.engine.emulated_band import PAYLOAD_WORDS, EmulatedBand
 from wavepp_stage.engine.emulated_cache import POISON, WORD_BYTES, RowRefused
 from wavepp_stage.engine.emulated_device import Pace, Stream, Wire
-from wavepp_stage.engine.emulated_model import Words, emulated_model_facts, expected_first_token
+from wavepp_stage.engine.emulated_model import Words, emulated_model_facts, emulated_traits, expected_first_token
 
-__all__ = ["POISON", "EmulatedEngine", "emulated_model_facts", "expected_first_token"]
+__all__ = ["POISON", "EmulatedEngine", "emulated_model_facts", "emulated_traits", "expected_first_token"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,6 @@ class EmulatedEngine:
         self._closed.clear()
         progress(len(layers), len(layers))
         return EngineFacts(
-            needs_tokens=False,
             hidden=0,
             bytes_per_block=band.bytes_per_block,
             device="emulated",

@@ -2,14 +2,17 @@
 
 Owns the order of a join: fence and install the plan in the core, wait until the executor has let go
 of the earlier formation, load what changed, form the link, begin. One join at a time; every wait has
-the plan's remaining deadline. Owns the way out, too: `leave`, whoever ended the formation.
+the plan's remaining deadline. Owns the way out, too: `leave`, whoever ended the formation. Knows whether
+the engine of stages that load together is fenced: then nothing is joined before this daemon is somebody new.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from wavepp_proto import convert, limits
 from wavepp_proto.errors import EngineFault, JoinRefused, WaveppError
@@ -21,9 +24,10 @@ from wavepp_proto.v1 import control_pb2_grpc
 from wavepp_stage.core.events import ControllerHeard, FormationEnd, JoinAsked
 from wavepp_stage.engine.base import EngineFacts, EnginePlan, LinkPlan, StageEngine
 from wavepp_stage.runtime.core_shell import CoreShell, ended_formation
-from wavepp_stage.runtime.engines import Equipment, engine_plan, link_plan, make_link
+from wavepp_stage.runtime.engines import Equipment, engine_plan, link_plan, load_group, make_link
 from wavepp_stage.runtime.executor import Executor
 from wavepp_stage.runtime.grpc_link import LinkHub
+from wavepp_stage.runtime.lives import new_life
 from wavepp_stage.runtime.settings import StageSettings
 
 log = get_log("wavepp.stage.control")
@@ -51,6 +55,13 @@ class ControlService(control_pb2_grpc.StageControlServicer):
         """Held while this daemon's place in the pipeline changes: by a join, or by becoming somebody new."""
         self.on_begin: Callable[[JoinPlan], None] = lambda plan: None
         self.on_leave: Callable[[], None] = lambda: None
+        self.on_fault: Callable[[str], None] = lambda cause: None
+        """Told, on any thread, of a load that failed although all stages load together."""
+        self.fenced = ""
+        """Why the engine is fenced; empty while it is not. Only where all stages load together."""
+        self.engine_life = new_life() if equipment.traits.collective else 0
+        self._abandoned = threading.Event()
+        """Set once nobody waits for the present load any more."""
         self._loaded: EnginePlan | None = None
         self.facts: EngineFacts | None = None
         self.plan: JoinPlan | None = None
@@ -61,15 +72,26 @@ class ControlService(control_pb2_grpc.StageControlServicer):
 
     async def load(self, plan: EnginePlan, progress: Callable[[int, int], None]) -> EngineFacts:
         """Load the engine unless it already serves `plan` (executor thread)."""
-        if self.facts is None or self._loaded != plan:
-            self._loaded = None
 
-            def job(engine: StageEngine) -> EngineFacts:
-                return engine.load(plan, progress)
+        def job(engine: StageEngine) -> EngineFacts:
+            # Whether anybody still waits or not, what was loaded is known: a later join may find it done.
+            if self.facts is None or self._loaded != plan:
+                self._loaded = self.facts = None
+                try:
+                    self.facts = engine.load(plan, progress)
+                except Exception as error:
+                    if plan.group is not None:
+                        self.on_fault(f"the load failed: {error}")
+                    raise
+                self._loaded = plan
+                self._executor.engine_failed = False
+            return self.facts
 
-            self.facts = await asyncio.wrap_future(self._executor.call(job))
-            self._loaded = plan
-        return self.facts
+        return await asyncio.wrap_future(self._executor.call(job))
+
+    def renewed(self) -> None:
+        """The fenced engine counts as another one from now on, and is loaded anew."""
+        self._loaded, self.fenced, self.engine_life = None, "", new_life()
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:
         try:
@@ -95,7 +117,7 @@ class ControlService(control_pb2_grpc.StageControlServicer):
         self._check(plan)
         self._core.post(JoinAsked(plan, time.monotonic()))
         await self.leave()
-        facts = await self.load(engine_plan(plan, self._settings.model), lambda done, total: None)
+        facts = await self.load(self._engine_plan(plan), lambda done, total: None)
         formation = plan.fence.formation
         timeouts = (plan.deadline_ms / 1000, limits.WAVE_TIMEOUT_MS / 1000)
         planned: LinkPlan = link_plan(plan, self._advertise_host, *timeouts)
@@ -128,8 +150,8 @@ class ControlService(control_pb2_grpc.StageControlServicer):
         return JoinReply(
             fence=plan.fence,
             key=plan.key,
-            pool_blocks=plan.pool_blocks,
-            needs_tokens=facts.needs_tokens,
+            pool_blocks=self._core.read(lambda machine: machine.pool_blocks),
+            needs_tokens=self._equipment.traits.needs_tokens,
             groups=facts.groups,
             hidden=facts.hidden,
             bytes_per_block=facts.bytes_per_block,
@@ -140,8 +162,17 @@ class ControlService(control_pb2_grpc.StageControlServicer):
             bytes_per_state=facts.bytes_per_state,
         )
 
+    def _engine_plan(self, plan: JoinPlan) -> EnginePlan:
+        made = engine_plan(plan, self._settings.model)
+        if not self._equipment.traits.collective:
+            return made
+        self._abandoned = threading.Event()
+        return replace(made, group=load_group(plan, self._equipment.store, self._abandoned))
+
     def _check(self, plan: JoinPlan) -> None:
-        """Refuse by name what this daemon is not."""
+        """Refuse by name what this daemon is not, and everything while its engine is fenced."""
+        if self.fenced:
+            raise EngineFault(f"the engine is fenced: {self.fenced}", field="engine", value="fenced")
         mine = self._equipment.model
         pairs = (
             ("pipeline", plan.key.pipeline, self._settings.pipeline),
@@ -161,6 +192,7 @@ class ControlService(control_pb2_grpc.StageControlServicer):
         """The core has ended the formation: stop serving it, at once. The answer comes when no wave and no copy
         of it can touch a block any more; EngineFault if a copy hangs."""
         left, self.plan = self.plan, None
+        self._abandoned.set()
         self.idle.set()
         if left is not None:
             self.on_leave()

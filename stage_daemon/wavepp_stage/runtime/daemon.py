@@ -40,6 +40,7 @@ from wavepp_proto.v1 import (
 from wavepp_stage.core.machine import StageMachine
 from wavepp_stage.engine.base import EnginePlan
 from wavepp_stage.runtime.admission_service import AdmissionService, DigestService
+from wavepp_stage.runtime.cache_door import CacheDoor
 from wavepp_stage.runtime.control_service import ControlService
 from wavepp_stage.runtime.copier import Copier
 from wavepp_stage.runtime.core_shell import CoreShell
@@ -47,10 +48,11 @@ from wavepp_stage.runtime.engines import as_profiled, equip
 from wavepp_stage.runtime.execution_service import ExecutionService
 from wavepp_stage.runtime.executor import Executor
 from wavepp_stage.runtime.grpc_link import LinkHub
+from wavepp_stage.runtime.lives import new_incarnation
 from wavepp_stage.runtime.observability import Observer
 from wavepp_stage.runtime.report_log import wave_report
 from wavepp_stage.runtime.running_formation import Report
-from wavepp_stage.runtime.self_fence import SelfFence, new_incarnation
+from wavepp_stage.runtime.self_fence import SelfFence
 from wavepp_stage.runtime.settings import StageSettings
 from wavepp_stage.runtime.spans import record_copy
 
@@ -107,7 +109,7 @@ class StageDaemon:
 
         # the engine: built off the loop (imports take seconds), loaded on its own thread
         self.equipment = await asyncio.to_thread(equip, settings, host)
-        self.core = CoreShell(StageMachine(self.incarnation), self._digest_changed)
+        self.core = CoreShell(StageMachine(self.incarnation, self.equipment.make_cache), self._digest_changed)
         engine = self.equipment.engine
         record = partial(record_copy, self._tracer, settings.key)
         self.copier = Copier(self.core, engine, record, f"copier-{settings.stage}")
@@ -122,7 +124,8 @@ class StageDaemon:
         )
         self.fence = SelfFence(self.core, self.control, self._reborn)
         first, last = settings.band(self.equipment.model.layers)
-        await self.control.load(self._first_plan(first, last), self._progress)
+        if not self.equipment.traits.collective:
+            await self.control.load(self._first_plan(first, last), self._progress)
 
         # the server
         self.execution = ExecutionService(self.core, self.executor, self.observer, lambda: self._draining)
@@ -131,7 +134,7 @@ class StageDaemon:
         self._health = health.aio.HealthServicer()
         self._server = new_server()
         admission_pb2_grpc.add_StageAdmissionServicer_to_server(
-            AdmissionService(self.core, self.observer, self._superseded), self._server
+            AdmissionService(self.core, self._door(), self.observer, self._superseded), self._server
         )
         digest_pb2_grpc.add_StageDigestServicer_to_server(self.digests, self._server)
         execution_pb2_grpc.add_StageExecutionServicer_to_server(self.execution, self._server)
@@ -154,6 +157,9 @@ class StageDaemon:
         self._registrar.start()
         await self._registrar.registered.wait()
         log.info("registered", stage=settings.stage, address=self.address, incarnation=self.incarnation)
+
+    def _door(self) -> CacheDoor:
+        return CacheDoor(self.core, self.executor, self.equipment.traits)
 
     def _first_plan(self, first: int, last: int) -> EnginePlan:
         settings = self.settings
@@ -190,6 +196,8 @@ class StageDaemon:
             groups=model.groups_of(first, last),
             # of any band: a reform may move recurrent layers to a stage that began without
             state_slots=self._state_slots(0, model.layers),
+            engine_life=self.control.engine_life,
+            gpu=self.equipment.gpu,
             pid=os.getpid(),
             version=__version__,
         )
@@ -241,6 +249,8 @@ class StageDaemon:
         plan = self.control.plan
         if plan is not None and plan.fence.formation == report.formation:
             self.execution.send(wave_report(plan, report))
+        if report.error is not None and self.equipment.traits.collective and self.executor.engine_failed:
+            self.fence.fence_engine(report.error.message)
 
     def _superseded(self, formation: int) -> None:
         """A newer authority took over: nothing of its predecessor's formation goes on."""
@@ -251,11 +261,14 @@ class StageDaemon:
 
     def _reborn(self, incarnation: Incarnation) -> None:
         """Everybody who shows the incarnation shows the new one; the controller learns it from the record."""
-        self.observer.fenced()
+        if self.control.fenced:
+            self.control.renewed()
+        else:
+            self.observer.fenced()
         self.incarnation = self._hub.incarnation = incarnation
         self.digests.notify()  # its reader speaks to who we were
         if hasattr(self, "record"):
-            self.record = replace(self.record, incarnation=incarnation)
+            self.record = replace(self.record, incarnation=incarnation, engine_life=self.control.engine_life)
             self._registrar.update(self.record)
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:

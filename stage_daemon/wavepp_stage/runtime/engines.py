@@ -1,19 +1,29 @@
-"""Which engine and which link a daemon uses; heavy imports happen here, late.
+"""Which engine, which cache and which link a daemon uses; heavy imports happen here, late.
 
-Owns the choice by name. The torch engine brings torch and transformers (seconds of import), so
-nothing else imports it.
+Owns the choice by name. The engines torch and trtllm bring their libraries (seconds of import), so
+nothing else imports them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+import threading
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from wavepp_proto.errors import JoinRefused
 from wavepp_proto.runtime.channels import ClientSecurity
 from wavepp_proto.terms import Incarnation, JoinPlan, LinkKind, ModelFacts
-from wavepp_stage.engine.base import ActivationLink, EnginePlan, LinkListener, LinkPlan, StageEngine
+from wavepp_stage.core.machine import MakeCache, block_cache
+from wavepp_stage.engine.base import (
+    ActivationLink,
+    EnginePlan,
+    EngineTraits,
+    LinkListener,
+    LinkPlan,
+    StageEngine,
+    StageGroup,
+)
 from wavepp_stage.runtime.grpc_link import GrpcLink, LinkHub
 from wavepp_stage.runtime.settings import StageSettings
 
@@ -27,6 +37,14 @@ class Equipment:
     store: Any | None
     """The torch.distributed store this daemon opened; kept alive for its life."""
     link_address: str
+    traits: EngineTraits = field(default_factory=EngineTraits)
+    make_cache: MakeCache = block_cache
+    gpu: str = ""
+    """Names the GPU that it computes on among all others; empty on a CPU."""
+
+
+LOAD_MARGIN = 0.9
+"""Share of a join's deadline that a collective load may wait: its own error, which says who is missing, comes first."""
 
 
 def as_profiled(settings: StageSettings) -> StageSettings:
@@ -55,17 +73,47 @@ def as_profiled(settings: StageSettings) -> StageSettings:
 def equip(settings: StageSettings, advertise_host: str) -> Equipment:
     """Build the engine that `settings` names. Raises EngineFault or InvalidRequest naming the field."""
     if settings.engine == "emulated":
-        from wavepp_stage.engine.emulated import EmulatedEngine, emulated_model_facts
+        from wavepp_stage.engine.emulated import EmulatedEngine, emulated_model_facts, emulated_traits
 
-        return Equipment(EmulatedEngine(), emulated_model_facts(settings.model), None, "")
+        traits = emulated_traits(settings.model)
+        return Equipment(EmulatedEngine(), emulated_model_facts(settings.model), None, "", traits)
+    made = _equip_trtllm if settings.engine == "trtllm" else _equip_torch
+    return made(settings, advertise_host)
+
+
+def _equip_torch(settings: StageSettings, advertise_host: str) -> Equipment:
     from wavepp_stage.engine.torch.engine import TorchEngine
     from wavepp_stage.engine.torch.facts import model_facts
     from wavepp_stage.engine.torch.gloo_link import open_store
+    from wavepp_stage.engine.torch.link_transport import gpu_name
 
     facts = model_facts(settings.model)
     engine = TorchEngine(device=settings.device, dtype=settings.dtype, threads=settings.threads)
     store, link_address = open_store(advertise_host)
-    return Equipment(engine, facts, store, link_address)
+    return Equipment(engine, facts, store, link_address, gpu=gpu_name(settings.device, advertise_host))
+
+
+def _equip_trtllm(settings: StageSettings, advertise_host: str) -> Equipment:
+    """The cache is the engine's own, and all stages load it together, when they join: before that only what it needs of
+    its library is looked up, and EngineFault lists whatever is missing."""
+    from wavepp_stage.engine.torch.facts import model_facts
+    from wavepp_stage.engine.torch.gloo_link import open_store
+    from wavepp_stage.engine.torch.link_transport import gpu_name
+    from wavepp_stage.engine.trtllm.cache import TrtllmCache
+    from wavepp_stage.engine.trtllm.engine import TrtllmEngine
+
+    engine = TrtllmEngine(device=settings.device, dtype=settings.dtype)
+    facts = model_facts(settings.model)
+    store, link_address = open_store(advertise_host)
+    return Equipment(
+        engine,
+        facts,
+        store,
+        link_address,
+        EngineTraits(cache_thread="engine", needs_tokens=True, eager_escrow=True, collective=True),
+        make_cache=lambda plan, feed: TrtllmCache(engine, plan, feed),
+        gpu=gpu_name(settings.device, advertise_host),
+    )
 
 
 def engine_plan(plan: JoinPlan, model: str) -> EnginePlan:
@@ -83,6 +131,25 @@ def engine_plan(plan: JoinPlan, model: str) -> EnginePlan:
         state_slots=plan.state_slots,
         rank=plan.key.rank,
         ranks=plan.ranks,
+    )
+
+
+def load_group(plan: JoinPlan, own_store: Any, abandoned: threading.Event) -> StageGroup:
+    """Who loads together under `plan`. Raises JoinRefused where a peer cannot, or does not say what it loads."""
+    for peer in plan.peers:
+        if not (peer.engine_life and peer.link_address and peer.last_layer > peer.first_layer):
+            raise JoinRefused(
+                f"{peer.key} does not load together with others",
+                field="engine_life", value=peer.engine_life, limit=">0",
+            )  # fmt: skip
+    return StageGroup(
+        lives=tuple(peer.engine_life for peer in plan.peers),
+        bands=tuple((peer.first_layer, peer.last_layer) for peer in plan.peers if peer.key.rank == 0),
+        name=f"{plan.fence.epoch}.{plan.fence.formation}",
+        store=plan.peers[0].link_address,
+        own_store=own_store,
+        timeout_s=LOAD_MARGIN * plan.deadline_ms / 1000,
+        abandoned=abandoned,
     )
 
 

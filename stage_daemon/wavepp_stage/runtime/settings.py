@@ -12,7 +12,7 @@ from wavepp_proto.errors import InvalidRequest
 from wavepp_proto.runtime.channels import ClientSecurity, ServerSecurity
 from wavepp_proto.terms import DaemonKey, PipelineId, Rank, StageIndex
 
-ENGINES = ("torch", "emulated")
+ENGINES = ("torch", "emulated", "trtllm")
 MAX_THREADS = 1024
 
 

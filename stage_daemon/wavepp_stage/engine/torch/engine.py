@@ -82,7 +82,6 @@ class TorchEngine:
 
     def _facts(self, loaded: _Loaded) -> EngineFacts:
         return EngineFacts(
-            needs_tokens=False,
             hidden=loaded.band.model.config.hidden_size,
             bytes_per_block=loaded.memory.cache.bytes_per_block,
             device=str(self._device),

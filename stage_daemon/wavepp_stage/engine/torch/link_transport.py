@@ -52,6 +52,15 @@ def open_store(host: str) -> tuple[TCPStore, str]:
     return store, f"[{host}]:{port}" if family == socket.AF_INET6 else f"{host}:{port}"
 
 
+def gpu_name(device: str, host: str) -> str:
+    """What names `device` of `host` among the GPUs of all hosts; empty for the CPU."""
+    chosen = torch.device(device)
+    if chosen.type != "cuda":
+        return ""
+    uuid = getattr(torch.cuda.get_device_properties(chosen), "uuid", None)
+    return str(uuid) if uuid is not None else f"{host} cuda:{chosen.index or 0}"
+
+
 def connect(plan: LinkPlan, device: torch.device) -> Transport:
     """Meet the other stages of the formation. Blocks up to `connect_timeout_s`; raises LinkFault."""
     deadline = time.monotonic() + plan.connect_timeout_s
