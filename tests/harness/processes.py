@@ -91,10 +91,12 @@ class ProxiedCluster(LocalCluster):
 
     proxy: Proxy
 
-    async def start_stage(self, stage: int, listen: str = "127.0.0.1:0", advertise: str | None = None) -> Child:
+    async def start_stage(
+        self, stage: int, listen: str = "127.0.0.1:0", advertise: str | None = None, *, rank: int = 0
+    ) -> Child:
         if stage == 0:
             listen, advertise = self.proxy.target, self.proxy.address
-        return await super().start_stage(stage, listen, advertise)
+        return await super().start_stage(stage, listen, advertise, rank=rank)
 
 
 class Processes:
@@ -126,7 +128,8 @@ class Processes:
             proxy = await self._stack.enter_async_context(Proxy(f"127.0.0.1:{free_port()}"))
             self.proxy = self.local.proxy = proxy
         status = await self.local.start()
-        self._addresses = {f"stage-{d.key.stage}": d.address for p in status.pipelines for d in p.daemons}
+        daemons = [d for p in status.pipelines for d in p.daemons]
+        self._addresses = {self.local.plan.name(d.key.stage, d.key.rank): d.address for d in daemons}
         self.first = status.pipelines[0].formation
         self._dial(self.local.address)
         return self
@@ -174,15 +177,16 @@ class Processes:
         if name == "controller":
             await self.local.start_controller()
         else:
-            await self.local.start_stage(int(name.removeprefix("stage-")), self._addresses[name])
+            stage, _, rank = name.removeprefix("stage-").partition(".")
+            await self.local.start_stage(int(stage), self._addresses[name], rank=int(rank or 0))
 
     def set_aside(self, name: str, alias: str) -> None:
         """Let another process take the name; this one goes on under `alias`."""
         self.local.children[alias] = self.local.children.pop(name)
 
-    async def start_elsewhere(self, stage: int) -> None:
-        """A process for a stage whose address the earlier one still holds."""
-        await self.local.start_stage(stage)
+    async def start_elsewhere(self, stage: int, rank: int = 0) -> None:
+        """A process for a place whose address the earlier one still holds."""
+        await self.local.start_stage(stage, rank=rank)
 
     def log(self, name: str) -> str:
         return self.local.children[name].log.read_text(errors="replace")
@@ -241,7 +245,7 @@ class Processes:
     def _is_quiet(self, audit: admin_pb2.AuditResponse) -> bool:
         daemons = audit.daemons
         return (
-            len(daemons) == self.local.plan.stages
+            len(daemons) == len(self.local.plan.places)
             and not audit.findings
             and not any(d.holds or d.held_blocks or d.quarantined_blocks or d.capacity.escrowed_blocks for d in daemons)
             and not any(d.held_states or d.quarantined_states or d.capacity.recurrent_escrowed for d in daemons)
