@@ -101,7 +101,7 @@ class CacheManager(Protocol):
         """Hold the longest usable prefix up to `candidate` tokens, and the snapshot at its end where the stage has
         recurrent layers; charged to the taker. `snapshots` will be taken on the way, their slots are part of the
         escrow. `ignore_floor` is heeded only while no other hold waits to be materialised. `tokens`, the whole prompt,
-        is there for caches that match on tokens instead of hashes (EngineFacts.needs_tokens).
+        is there for caches that match on tokens instead of hashes (EngineTraits.needs_tokens).
 
         On a shortfall nothing is held. A key that holds something already is illegal."""
 
