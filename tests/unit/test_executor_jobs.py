@@ -6,7 +6,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from wavepp_proto.errors import EngineFault, FormationEnded, StaleMessage
+from wavepp_proto.errors import EngineFault, FormationEnded, InternalError, StaleMessage
 from wavepp_stage.runtime.executor_jobs import ADMISSIONS_PER_WAVE, ExecutorJobs
 
 
@@ -80,6 +80,7 @@ def test_given_up_job_is_not_done() -> None:
     [
         (StaleMessage("old"), StaleMessage, False),  # the asker's fault: the engine is as it was
         (EngineFault("gone"), EngineFault, True),
+        (InternalError("half of a round was applied"), InternalError, True),
         (RuntimeError("page table"), EngineFault, True),
     ],
 )

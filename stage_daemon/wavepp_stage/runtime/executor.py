@@ -17,14 +17,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from wavepp_proto.errors import EngineFault, FormationEnded, LinkFault, RowVoided, StaleMessage
+from wavepp_proto.errors import FormationEnded, LinkFault, RowVoided, StaleMessage
 from wavepp_proto.terms import JoinPlan, RowFault, WaveCommand, WaveOrdinal
 from wavepp_stage.core.events import ExecutorStopped, PrepareWave, WaveDone, WavePrepared, WaveRetired, WaveWaits
 from wavepp_stage.core.work import WaveWork
 from wavepp_stage.engine.base import ActivationLink, Payload, StageEngine, WaveHeader, WaveOutcome
 from wavepp_stage.runtime.copier import Copier
 from wavepp_stage.runtime.core_shell import CoreShell
-from wavepp_stage.runtime.executor_jobs import ExecutorJobs, Job, closed, typed
+from wavepp_stage.runtime.executor_jobs import BROKEN, ExecutorJobs, Job, closed, typed
 from wavepp_stage.runtime.formation_listener import FormationListener, check_header, wave_header
 from wavepp_stage.runtime.running_formation import POSTED_RECEIVES, Report, RunningFormation, Stopwatch
 
@@ -219,7 +219,7 @@ class Executor:
     def _fail(self, current: RunningFormation, error: Exception) -> None:
         """The formation has a fault: its first is the one that is told."""
         fault = typed(error, self._engine.name)
-        self.engine_failed |= isinstance(fault, EngineFault)
+        self.engine_failed |= isinstance(fault, BROKEN)
         with self._condition:
             current.fault = current.fault or fault.info()
 

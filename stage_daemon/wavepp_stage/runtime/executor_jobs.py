@@ -14,9 +14,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from wavepp_proto.errors import EngineFault, WaveppError
+from wavepp_proto.errors import EngineFault, InternalError, WaveppError
 
 T = TypeVar("T")
+
+BROKEN = (EngineFault, InternalError)
+"""What says that the engine, or a cache of its own, is not to be trusted any more."""
 
 ADMISSIONS_PER_WAVE = 16
 """Each is a round of up to 32 requests, and one controller leaves one unanswered: a bound for whatever comes later."""
@@ -29,16 +32,16 @@ class Job:
     work: Callable[[], Any]
     future: Future[Any]
 
-    def run(self, engine: str) -> EngineFault | None:
+    def run(self, engine: str) -> WaveppError | None:
         """Do it and answer; the fault that it ended in, if it was one of `engine` and not of who asked."""
         if not self.future.set_running_or_notify_cancel():
             return None
         try:
             self.future.set_result(self.work())
         except Exception as error:
-            self.future.set_exception(typed(error, engine))
-            fault = self.future.exception()
-            return fault if isinstance(fault, EngineFault) else None
+            told = typed(error, engine)
+            self.future.set_exception(told)
+            return told if isinstance(told, BROKEN) else None
         return None
 
     def refuse(self, error: WaveppError) -> None:
