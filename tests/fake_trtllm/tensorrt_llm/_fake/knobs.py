@@ -1,0 +1,47 @@
+"""The environment variables that steer the stand-in, each read when it matters.
+
+Owns their names, defaults and counters. Faults count calls over the life of the process, so that a
+fault met once does not meet the reloaded engine again.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+_counts: dict[str, int] = {}
+
+
+def is_rc26() -> bool:
+    """The older of the two versions; which modules exist is settled at import."""
+    vintage = os.environ.get("FAKE_TRTLLM_VINTAGE", "newer")
+    if vintage not in ("rc26", "newer"):
+        raise ValueError(f"FAKE_TRTLLM_VINTAGE={vintage}: rc26 or newer")
+    return vintage == "rc26"
+
+
+def number(name: str) -> int | None:
+    value = os.environ.get(f"FAKE_TRTLLM_{name}")
+    return int(value) if value else None
+
+
+def timeout_s() -> float:
+    """How long a receive or a collective waits before it fails instead of hanging."""
+    return float(os.environ.get("FAKE_TRTLLM_TIMEOUT_S", "60"))
+
+
+def reset_counts() -> None:
+    _counts.clear()
+
+
+def strikes(name: str) -> bool:
+    """Whether this call of `name` is one that shall fail: FAKE_TRTLLM_<name> is `all`, or numbers of calls from 1."""
+    wanted = os.environ.get(f"FAKE_TRTLLM_{name}", "")
+    _counts[name] = _counts.get(name, 0) + 1
+    return wanted == "all" or str(_counts[name]) in wanted.split(",")
+
+
+def slow_down() -> None:
+    """FAKE_TRTLLM_FORWARD_MS: a forward takes this much longer."""
+    if delay := number("FORWARD_MS"):
+        time.sleep(delay / 1000)
