@@ -76,12 +76,13 @@ class StageGroup:
     """`epoch.formation` of the join that loads: nothing of an earlier try is mistaken for one of this."""
     store: str = field(compare=False)
     """host:port of the torch.distributed store of place 0."""
-    own_store: Any = field(compare=False)
-    """The store that this daemon serves (place 0's is where all meet); None for engines without."""
     timeout_s: float = field(compare=False)
     """Longest wait for the others, all steps of the load together."""
-    abandoned: threading.Event = field(compare=False)
+    abandoned: threading.Event = field(default_factory=threading.Event, compare=False)
     """Set once the join that loads is given up: whoever still waits for the others stops."""
+    met: threading.Event = field(default_factory=threading.Event, compare=False)
+    """Set by the engine once all have come (`meeting.gather`): a load that fails later may have succeeded elsewhere, so
+    all load again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,12 +56,12 @@ class ControlService(control_pb2_grpc.StageControlServicer):
         self.on_begin: Callable[[JoinPlan], None] = lambda plan: None
         self.on_leave: Callable[[], None] = lambda: None
         self.on_fault: Callable[[str], None] = lambda cause: None
-        """Told, on any thread, of a load that failed although all stages load together."""
+        """Told, on any thread, of a load that failed here and may have succeeded on other stages."""
         self.fenced = ""
         """Why the engine is fenced; empty while it is not. Only where all stages load together."""
         self.engine_life = new_life() if equipment.traits.collective else 0
-        self._abandoned = threading.Event()
-        """Set once nobody waits for the present load any more."""
+        self._loading: threading.Event | None = None
+        """Tells the present load that nobody waits for it any more; None where engines load alone."""
         self._loaded: EnginePlan | None = None
         self.facts: EngineFacts | None = None
         self.plan: JoinPlan | None = None
@@ -80,7 +80,7 @@ class ControlService(control_pb2_grpc.StageControlServicer):
                 try:
                     self.facts = engine.load(plan, progress)
                 except Exception as error:
-                    if plan.group is not None:
+                    if plan.group is not None and plan.group.met.is_set():
                         self.on_fault(f"the load failed: {error}")
                     raise
                 self._loaded = plan
@@ -166,8 +166,9 @@ class ControlService(control_pb2_grpc.StageControlServicer):
         made = engine_plan(plan, self._settings.model)
         if not self._equipment.traits.collective:
             return made
-        self._abandoned = threading.Event()
-        return replace(made, group=load_group(plan, self._equipment.store, self._abandoned))
+        group = load_group(plan)
+        self._loading = group.abandoned
+        return replace(made, group=group)
 
     def _check(self, plan: JoinPlan) -> None:
         """Refuse by name what this daemon is not, and everything while its engine is fenced."""
@@ -192,7 +193,8 @@ class ControlService(control_pb2_grpc.StageControlServicer):
         """The core has ended the formation: stop serving it, at once. The answer comes when no wave and no copy
         of it can touch a block any more; EngineFault if a copy hangs."""
         left, self.plan = self.plan, None
-        self._abandoned.set()
+        if self._loading is not None:
+            self._loading.set()
         self.idle.set()
         if left is not None:
             self.on_leave()

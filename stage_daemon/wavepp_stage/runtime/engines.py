@@ -7,7 +7,6 @@ nothing else imports them.
 from __future__ import annotations
 
 import asyncio
-import threading
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -134,7 +133,7 @@ def engine_plan(plan: JoinPlan, model: str) -> EnginePlan:
     )
 
 
-def load_group(plan: JoinPlan, own_store: Any, abandoned: threading.Event) -> StageGroup:
+def load_group(plan: JoinPlan) -> StageGroup:
     """Who loads together under `plan`. Raises JoinRefused where a peer cannot, or does not say what it loads."""
     for peer in plan.peers:
         if not (peer.engine_life and peer.link_address and peer.last_layer > peer.first_layer):
@@ -147,9 +146,7 @@ def load_group(plan: JoinPlan, own_store: Any, abandoned: threading.Event) -> St
         bands=tuple((peer.first_layer, peer.last_layer) for peer in plan.peers if peer.key.rank == 0),
         name=f"{plan.fence.epoch}.{plan.fence.formation}",
         store=plan.peers[0].link_address,
-        own_store=own_store,
         timeout_s=LOAD_MARGIN * plan.deadline_ms / 1000,
-        abandoned=abandoned,
     )
 
 
