@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     Pin = _KVCache
     Request = LlmRequest
 
-PACKAGE = "tensorrt_llm"
 EVENT_HASHES = "v2_sha256"
 """Events name blocks by the hex form of the manager's own keys, which `block_keys` computes from tokens."""
 _MANAGER_MODULES = (
@@ -117,12 +116,11 @@ def _events_on_every_rank() -> Iterator[None]:
 
 
 def _manager_module() -> Any:
-    for name in _MANAGER_MODULES[:-1]:
-        try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError:
-            continue
-    return importlib.import_module(_MANAGER_MODULES[-1])
+    newer, older = _MANAGER_MODULES
+    try:
+        return importlib.import_module(newer)
+    except ModuleNotFoundError:
+        return importlib.import_module(older)
 
 
 def forget_group() -> None:
@@ -135,6 +133,12 @@ def forget_group() -> None:
         return
     mesh.DeviceMeshTopologyImpl.device_mesh = None
     mesh.DeviceMeshTopologyImpl.tp_mesh = None
+
+
+def loaded_objects(executor: Executor) -> dict[str, object]:
+    """For contract.check_loaded, by class name; a missing one lacks everything."""
+    engine, manager = getattr(executor, "model_engine", None), getattr(executor, "kv_cache_manager", None)
+    return {"PyExecutor": executor, "PyTorchModelEngine": engine, "KVCacheManagerV2": manager}
 
 
 def close_executor(executor: Executor) -> None:
@@ -152,9 +156,11 @@ def manager_kind(manager: Manager) -> str:
 
 def payload_shape(executor: Executor) -> tuple[int, Any]:
     """(hidden size, torch dtype) of the activations between two stages."""
+    import torch
+
     config = executor.model_engine.model.model_config.pretrained_config
-    dtype = getattr(config, "torch_dtype", None)
-    return int(config.hidden_size), dtype if dtype is not None else config.dtype
+    dtype = getattr(config, "torch_dtype", None) or config.dtype
+    return int(config.hidden_size), getattr(torch, dtype) if isinstance(dtype, str) else dtype
 
 
 # --- the wave -------------------------------------------------------------------------------------
@@ -195,7 +201,7 @@ def on_stream(executor: Executor) -> AbstractContextManager[Any]:
 # --- sequences ------------------------------------------------------------------------------------
 
 
-def make_request(number: int, tokens: Sequence[int], salt: str | None) -> Request:
+def make_request(number: int, tokens: list[int], salt: str | None) -> Request:
     """A prompt that is prefilled chunk by chunk and never generates here."""
     from tensorrt_llm._torch.pyexecutor.llm_request import LlmRequest, LlmRequestState
     from tensorrt_llm.bindings import SamplingConfig
@@ -203,7 +209,7 @@ def make_request(number: int, tokens: Sequence[int], salt: str | None) -> Reques
     request = LlmRequest(
         request_id=number,
         max_new_tokens=1,
-        input_tokens=list(tokens),
+        input_tokens=tokens,
         sampling_config=SamplingConfig(1),
         is_streaming=False,
         cache_salt=salt,
@@ -261,7 +267,7 @@ def reserve(manager: Manager, request: Request) -> bool:
 
 
 def free(executor: Executor, request: Request) -> None:
-    """Give up row, slot and pages; what was committed stays reusable."""
+    """Give up row, slot and pages; what was committed stays reusable. A request that has none is no error."""
     executor.resource_manager.free_resources(request)
 
 
@@ -270,31 +276,26 @@ def commit(manager: Manager, request: Request) -> None:
     manager.update_context_resources(make_batch([request]))
 
 
-def hold(manager: Manager, tokens: Sequence[int], salt: str | None) -> tuple[Pin, int] | None:
+def hold(manager: Manager, tokens: list[int], salt: str | None) -> tuple[Pin, int] | None:
     """Keep the cached prefix of exactly these tokens from being dropped, without a row: (what to close, its length).
     None when the manager has no page for it."""
     from tensorrt_llm.runtime.kv_cache_manager_v2 import ReuseScope
 
     scope = ReuseScope(lora_id=None, salt=manager._derive_reuse_salt(salt))
     try:
-        pin = manager.impl.create_kv_cache(scope, list(tokens))
+        pin = manager.impl.create_kv_cache(scope, tokens)
     except _out_of_memory():
         return None
     return pin, pin.num_committed_tokens
 
 
-def probe(manager: Manager, tokens: Sequence[int], salt: str | None) -> int:
+def probe(manager: Manager, tokens: list[int], salt: str | None) -> int:
     """Tokens of the longest reusable prefix, held by nobody."""
-    return manager.probe_prefix_match_length(list(tokens), cache_salt=salt)
+    return manager.probe_prefix_match_length(tokens, cache_salt=salt)
 
 
 def free_rows(manager: Manager) -> int:
     return manager.index_mapper.num_free_slots()
-
-
-def reset_reuse(manager: Manager) -> None:
-    """Forget everything reusable."""
-    manager.reset_reuse_state()
 
 
 def room(manager: Manager, level: int) -> Room | None:
@@ -337,13 +338,13 @@ def _plain(event: Event) -> CacheEvent:
     return CacheEvent(number)
 
 
-def block_keys(manager: Manager, tokens: Sequence[int], salt: str | None) -> list[str]:
+def block_keys(manager: Manager, tokens: list[int], salt: str | None) -> list[str]:
     """What events will call the full blocks of these tokens."""
     from tensorrt_llm.runtime.kv_cache_manager_v2 import ReuseScope, sequence_to_blockchain_keys
 
     scope = ReuseScope(lora_id=None, salt=manager._derive_reuse_salt(salt))
     size = manager.tokens_per_block
-    full = list(tokens[: len(tokens) // size * size])
+    full = tokens[: len(tokens) // size * size]
     return [key.hex() for _, key in sequence_to_blockchain_keys(size, scope, full)]
 
 

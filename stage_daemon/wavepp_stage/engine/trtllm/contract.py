@@ -55,13 +55,13 @@ def find_misses(contract: Mapping[str, Any]) -> Iterator[str]:
 
 
 def check_loaded(instances: Mapping[str, object]) -> None:
-    """Look for the attributes that only instances have: by qualified class name, objects of the first load.
+    """Look for the attributes that only instances have: objects of a load, by the name of their class.
 
     Raises EngineFault that lists all misses."""
     contract = read_contract()
     misses = []
     for name, entry in contract["entries"].items():
-        owner, _, attribute = name.rpartition(".")
+        owner, attribute = name.split(".")[-2:]
         known = entry["kind"] == "attribute" and "one_of" not in entry and owner in instances
         if known and not hasattr(instances[owner], attribute):
             misses.append(f"{name}: no such attribute")
