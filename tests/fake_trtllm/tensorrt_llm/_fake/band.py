@@ -6,6 +6,7 @@ travel, `hidden` and `residual`, whose sum is the stream; each alone is wrong, a
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +21,20 @@ from .tensor_parallel import tensor_parallel
 _FACTORY: Any = AutoModelForCausalLM
 
 
+@dataclass(frozen=True)
+class PretrainedConfig:
+    hidden_size: int
+    num_hidden_layers: int
+    vocab_size: int
+    max_position_embeddings: int
+    torch_dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    pretrained_config: PretrainedConfig
+
+
 class Band(nn.Module):
     def __init__(self, folder: str, mapping: Mapping) -> None:
         super().__init__()
@@ -27,6 +42,10 @@ class Band(nn.Module):
         model = _FACTORY.from_pretrained(folder, dtype=torch.float32, attn_implementation=ATTENTION).eval()
         self.config: Any = model.config
         layers: Any = model.model.layers
+        config = self.config
+        self.model_config = ModelConfig(
+            PretrainedConfig(config.hidden_size, len(layers), config.vocab_size, config.max_position_embeddings)
+        )
         self.numbers = mapping.pp_layers(len(layers))
         self.layers = nn.ModuleList([layers[number] for number in self.numbers])
         self.rotary = model.model.rotary_emb

@@ -1,31 +1,25 @@
 """Heads split over the ranks of one stage, joined again by an all-gather over torch.distributed.
 
-Owns the groups: one for each stage, made by all ranks together when a model is loaded.
+Owns what is split: heads only. Everything else is computed by every rank alike.
 """
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .._torch.device_mesh import build_mesh
 from ..mapping import Mapping
-from . import knobs
 from .paged_attention import TensorParallel
 
 
 class GlooTensorParallel(TensorParallel):
     def __init__(self, mapping: Mapping) -> None:
         self._rank, self._size = mapping.tp_rank, mapping.tp_size
-        self._group: Any = None
-        for first in range(0, mapping.world_size, mapping.tp_size):
-            ranks = list(range(first, first + mapping.tp_size))
-            group = dist.new_group(ranks, timeout=timedelta(seconds=knobs.timeout_s()), backend="gloo")
-            if mapping.rank in ranks:
-                self._group = group
+        self._group: Any = build_mesh(mapping)
 
     def mine(self, heads: Tensor) -> Tensor:
         if heads.shape[1] % self._size:
@@ -39,4 +33,6 @@ class GlooTensorParallel(TensorParallel):
 
 
 def tensor_parallel(mapping: Mapping) -> TensorParallel:
+    if mapping.world_size > 1:
+        build_mesh(mapping)
     return GlooTensorParallel(mapping) if mapping.tp_size > 1 else TensorParallel()

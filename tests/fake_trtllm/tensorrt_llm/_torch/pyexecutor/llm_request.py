@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...bindings import LlmRequest as NativeLlmRequest
 from ...bindings import LlmRequestState, SamplingConfig
 
@@ -11,8 +9,20 @@ __all__ = ["LlmRequest", "LlmRequestState", "SamplingConfig"]
 
 
 class LlmRequest(NativeLlmRequest):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        *,
+        request_id: int,
+        max_new_tokens: int,
+        input_tokens: list[int],
+        sampling_config: SamplingConfig,
+        is_streaming: bool = False,
+        cache_salt: str | None = None,
+        lora_task_id: int | None = None,
+    ) -> None:
+        super().__init__(
+            request_id, max_new_tokens, input_tokens, sampling_config, is_streaming, cache_salt, lora_task_id
+        )
         self.py_request_id = self.request_id
         self.py_prompt_len = self.prompt_len
         self.py_seq_slot: int | None = None
