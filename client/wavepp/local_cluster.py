@@ -113,12 +113,14 @@ class LocalCluster:
         argv += ["--pool-blocks", plan.of(plan.pool_blocks, stage, rank)]
         argv += ["--host-pool-blocks", plan.of(plan.host_pool_blocks, stage, rank)]
         argv += ["--state-slots", plan.of(plan.state_slots, stage, rank)]
-        argv += ["--device", plan.device, "--dtype", plan.dtype]
+        for option, value in (("device", plan.device), ("dtype", plan.dtype)):
+            argv += [f"--{option}", value] if value is not None else []
         if plan.layers:
             argv += ["--layers", plan.layers[stage]]
         if plan.threads is not None:
             argv += ["--threads", str(plan.threads)]
-        return await self._spawn(plan.name(stage, rank), argv)
+        own_gpu = plan.engine == "trtllm" and plan.device != "cpu"
+        return await self._spawn(plan.name(stage, rank), argv, stage * plan.ranks + rank if own_gpu else None)
 
     def _common(self) -> list[str]:
         plan, etcd = self.plan, self._etcd_options()
@@ -138,7 +140,8 @@ class LocalCluster:
             return self.etcd.options
         return EtcdOptions(tuple((plan.etcd or "").split(",")), plan.etcd_ca, plan.etcd_cert, plan.etcd_key)
 
-    async def _spawn(self, name: str, argv: list[str]) -> Child:
+    async def _spawn(self, name: str, argv: list[str], gpu: int | None = None) -> Child:
+        """`gpu`: the only one that the process sees; None leaves it all of them."""
         log = self.log_dir / f"{name}.log"
         with log.open("ab") as sink:
             process = await asyncio.create_subprocess_exec(
@@ -148,7 +151,7 @@ class LocalCluster:
                 stderr=sink,
                 # Ctrl-C in a terminal goes to us alone; we stop the children in order
                 start_new_session=True,
-                env=_environment(),
+                env=_environment() | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": str(gpu)}),
             )
         child = self.children[name] = Child(name, process, log)
         return child

@@ -39,8 +39,9 @@ class LocalPlan:
     block_tokens: int = 64
     wave_tokens: int = 16_384
     link: str | None = None
-    device: str = "cpu"
-    dtype: str = "float32"
+    device: str | None = None
+    """None leaves it to the engine; a stage of trtllm not on `cpu` is shown one GPU of this machine, by its place."""
+    dtype: str | None = None
     threads: int | None = None
     listen: str = "127.0.0.1:7411"
     cluster: str = "default"
@@ -123,8 +124,8 @@ def _between(field: str, value: int, most: int, least: int = 1) -> None:
 
 
 def _check_model(engine: str, model: str) -> None:
-    """A folder for torch, a preset in the right form for emulated; what is in them, the stages find out."""
-    if engine == "torch" and not Path(model).is_dir():
+    """A folder for torch and trtllm, a preset in the right form for emulated; what is in them, the stages find out."""
+    if engine in ("torch", "trtllm") and not Path(model).is_dir():
         hint = f"; without a model: {PRESET_FORM}" if model.startswith("emulated") else ""
         raise InvalidRequest(f"no model folder {model!r}{hint}", field="model", value=model)
     _, colon, settings = model.partition(":")

@@ -51,12 +51,8 @@ def command(
         str, typer.Option("--listen", envvar="WAVEPP_LISTEN", help="host:port to bind; port 0 takes a free one.")
     ] = "127.0.0.1:0",
     advertise: opt.Advertise = None,
-    device: Annotated[
-        str, typer.Option("--device", envvar="WAVEPP_DEVICE", help="cpu or cuda:N (torch engine).")
-    ] = "cpu",
-    dtype: Annotated[
-        str, typer.Option("--dtype", envvar="WAVEPP_DTYPE", help="float32, bfloat16 or auto (torch engine).")
-    ] = "float32",
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
     threads: Annotated[
         int | None, typer.Option("--threads", envvar="WAVEPP_THREADS", help="Intra-op threads (torch engine).")
     ] = None,

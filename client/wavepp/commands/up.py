@@ -69,10 +69,8 @@ def up(
     snapshot_tokens: opt.SnapshotTokens = 8192,
     share_tokens: opt.ShareTokens = None,
     link: Annotated[str | None, typer.Option("--link", envvar="WAVEPP_LINK", help="gloo, nccl or grpc.")] = None,
-    device: Annotated[str, typer.Option("--device", envvar="WAVEPP_DEVICE", help="cpu or cuda:N.")] = "cpu",
-    dtype: Annotated[
-        str, typer.Option("--dtype", envvar="WAVEPP_DTYPE", help="float32, bfloat16 or auto.")
-    ] = "float32",
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
     threads: Annotated[
         int | None, typer.Option("--threads", envvar="WAVEPP_THREADS", help="Intra-op threads of each stage.")
     ] = None,

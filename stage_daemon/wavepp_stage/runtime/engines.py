@@ -86,32 +86,32 @@ def _equip_torch(settings: StageSettings, advertise_host: str) -> Equipment:
     from wavepp_stage.engine.torch.gloo_link import open_store
     from wavepp_stage.engine.torch.link_transport import gpu_name
 
-    facts = model_facts(settings.model)
-    engine = TorchEngine(device=settings.device, dtype=settings.dtype, threads=settings.threads)
+    facts, device = model_facts(settings.model), settings.device or "cpu"
+    engine = TorchEngine(device=device, dtype=settings.dtype or "float32", threads=settings.threads)
     store, link_address = open_store(advertise_host)
-    return Equipment(engine, facts, store, link_address, gpu=gpu_name(settings.device, advertise_host))
+    return Equipment(engine, facts, store, link_address, gpu=gpu_name(device, advertise_host))
 
 
 def _equip_trtllm(settings: StageSettings, advertise_host: str) -> Equipment:
     """The cache is the engine's own, and all stages load it together, when they join: before that only what it needs of
     its library is looked up, and EngineFault lists whatever is missing."""
-    from wavepp_stage.engine.torch.facts import model_facts
     from wavepp_stage.engine.torch.gloo_link import open_store
     from wavepp_stage.engine.torch.link_transport import gpu_name
     from wavepp_stage.engine.trtllm.cache import TrtllmCache
     from wavepp_stage.engine.trtllm.engine import TrtllmEngine
+    from wavepp_stage.engine.trtllm.facts import model_facts
 
-    engine = TrtllmEngine(device=settings.device, dtype=settings.dtype)
-    facts = model_facts(settings.model)
+    facts, device = model_facts(settings.model), settings.device or "cuda:0"
+    engine = TrtllmEngine(device=device, dtype=settings.dtype or "auto")
     store, link_address = open_store(advertise_host)
     return Equipment(
         engine,
         facts,
         store,
         link_address,
-        EngineTraits(cache_thread="engine", needs_tokens=True, eager_escrow=True, collective=True),
+        engine.traits,
         make_cache=lambda plan, feed: TrtllmCache(engine, plan, feed),
-        gpu=gpu_name(settings.device, advertise_host),
+        gpu=gpu_name(device, advertise_host),
     )
 
 

@@ -21,7 +21,7 @@ class StageSettings:
     stage: int
     stages: int
     model: str
-    """Folder of a Hugging Face causal model, or an `emulated:` preset."""
+    """Folder of a Hugging Face causal model (torch, trtllm), or an `emulated:` preset."""
     engine: str = "torch"
     cluster: str = "default"
     pipeline: str = "default"
@@ -37,8 +37,10 @@ class StageSettings:
     lanes: int = limits.MAX_LANES
     listen: str = "127.0.0.1:0"
     advertise: str | None = None
-    device: str = "cpu"
-    dtype: str = "float32"
+    device: str | None = None
+    """None: cpu for torch, cuda:0 for trtllm."""
+    dtype: str | None = None
+    """None: float32 for torch, the model's own for trtllm."""
     threads: int | None = None
     """Intra-op threads of the torch engine; None leaves a core's share to the event loop."""
     server_security: ServerSecurity = field(default_factory=ServerSecurity)
