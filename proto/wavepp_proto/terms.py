@@ -63,8 +63,13 @@ class DaemonKey:
         return f"{self.pipeline}/{self.stage}.{self.rank}"
 
     @property
+    def short(self) -> str:
+        """`1`, or `1.2`. Rank 0 goes without saying: most stages have no other."""
+        return f"{self.stage}.{self.rank}" if self.rank else str(self.stage)
+
+    @property
     def place(self) -> str:
-        """In words. Rank 0 goes without saying: most stages have no other."""
+        """In words, as `short`."""
         return f"stage {self.stage} rank {self.rank}" if self.rank else f"stage {self.stage}"
 
 

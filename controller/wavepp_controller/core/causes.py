@@ -79,4 +79,4 @@ def unserved(
 
 def stages_of(keys: Iterable[DaemonKey]) -> str:
     """In order, for messages: `0 1 1.1`, the rank only where it is not 0."""
-    return " ".join(f"{key.stage}.{key.rank}" if key.rank else str(key.stage) for key in sorted(keys))
+    return " ".join(key.short for key in sorted(keys))
