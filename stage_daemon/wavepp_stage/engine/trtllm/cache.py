@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from wavepp_proto.errors import InternalError
 from wavepp_proto.hashing import blocks_for, reuse_cap
-from wavepp_proto.terms import CacheGroup, Capacity, Digest, GroupEndpoint, HoldKey, HoldState, JoinPlan
+from wavepp_proto.terms import CacheGroup, Digest, GroupEndpoint, HoldKey, HoldState, JoinPlan
 from wavepp_stage.core.block_hashes import BlockHashes
 from wavepp_stage.core.block_tree import NO_BLOCKS
 from wavepp_stage.core.cache_manager import ENOUGH, Escrow, Lease, Materialised, Shortfall, TokenIds
@@ -72,16 +72,16 @@ class TrtllmCache(Figures):
     def escrow(self, key: HoldKey) -> Escrow:
         hold = self._hold(key)
         hold.require(HoldInput.ESCROW)
-        desk, before = self._ready(), self.capacity()
+        desk = self._ready()
         if desk is None or desk is not hold.desk:
-            return self._answer(hold, Shortfall(self._demand(hold)))
+            return self._answer(hold, Shortfall(1), self._demand(hold))
         demand = self._demand(hold)
         missing = self._missing(hold)
         if missing or not self._reserve(hold, hold.endpoint(self._block_tokens)):
             return self._answer(hold, missing or Shortfall(1), demand)
         self._unpin(hold)
         hold.advance(HoldInput.ESCROW)
-        return self._answer(hold, ENOUGH, demand, before)
+        return self._answer(hold, ENOUGH, demand)
 
     def commit(self, key: HoldKey) -> Escrow:
         """What was escrowed is taken already: nothing can have become short."""
@@ -134,21 +134,18 @@ class TrtllmCache(Figures):
                 full = len(hold.hashes) * self._block_tokens
                 hold.keys = desk.block_keys(hold.tokens[:full], hold.salt)
                 self._residents.name(hold.keys, hold.hashes.shorts)
+            device, host = desk.rooms
+            need = blocks_for(hold.prompt_tokens, self._block_tokens) - endpoint // self._block_tokens
+            free = min(device.free, need)
+            offload = min(host.free, need - free)
+            hold.backed = (free, offload, need - free - offload)
             hold.request = desk.reserve(hold.tokens, hold.salt, endpoint)
             self._settle(desk)
         return hold.request is not None
 
-    def _answer(
-        self, hold: TrtllmHold, missing: Shortfall, demand: int | None = None, before: Capacity | None = None
-    ) -> Escrow:
-        """`before`: the room that the demand was met from."""
-        asked = self._demand(hold) if demand is None else demand
-        endpoint = hold.endpoint(self._block_tokens)
-        if before is None:
-            return Escrow(endpoint, asked, 0, missing)
-        free = min(before.free_blocks, asked)
-        offload = min(before.host_free_blocks, asked - free)
-        return Escrow(endpoint, asked, 0, missing, free, offload, asked - free - offload)
+    def _answer(self, hold: TrtllmHold, missing: Shortfall, demand: int) -> Escrow:
+        backed = (0, 0, 0) if missing else hold.backed
+        return Escrow(hold.endpoint(self._block_tokens), demand, 0, missing, *backed)
 
     # --- execution --------------------------------------------------------------------------------
 

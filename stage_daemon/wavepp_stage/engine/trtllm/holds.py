@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from wavepp_proto.hashing import blocks_for
 from wavepp_proto.terms import HoldState
 from wavepp_stage.core.holds import Hold
-from wavepp_stage.engine.trtllm.compat import Pin, Request
+from wavepp_stage.engine.trtllm import compat
 from wavepp_stage.engine.trtllm.desk import Desk
 
 
@@ -24,10 +24,12 @@ class TrtllmHold(Hold):
     tokens: list[int]
     """The prompt; empty once no claim can follow."""
     salt: str | None
-    pin: Pin | None = None
-    request: Request | None = None
+    pin: compat.Pin | None = None
+    request: compat.Request | None = None
     keys: list[str] = field(default_factory=list)
     """What events call the prompt's full blocks; empty before the escrow."""
+    backed: tuple[int, int, int] = (0, 0, 0)
+    """Where the reservation's blocks came from: free, off-loaded and evicted ones."""
 
     def endpoint(self, block_tokens: int) -> int:
         return self.leased_blocks * block_tokens
