@@ -7,7 +7,6 @@ rows all of them can run. Called by `load.py` and `engine.py`, on the executor's
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -18,10 +17,9 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore  # where torch keep
 from wavepp_proto.errors import EngineFault
 from wavepp_proto.limits import MAX_LANES, WAVE_TIMEOUT_MS
 from wavepp_stage.engine.base import EnginePlan, StageGroup
+from wavepp_stage.engine.meeting import gather
 
-POLL_S = 0.05
 _WORD = 32
-"""Bits of one exchanged number: all of them positive."""
 
 
 class Meeting:
@@ -50,7 +48,7 @@ class Meeting:
         timeout, places = timedelta(seconds=group.timeout_s), plan.stages * plan.ranks
         served = TCPStore(host.strip("[]"), int(port), is_master=False, wait_for_workers=False, timeout=timeout)
         store = PrefixStore(f"trtllm/{group.name}", served)
-        _await_all(store, plan.place, places, group)
+        gather(store, group, plan.place)
         dist.init_process_group(backend, store=store, rank=plan.place, world_size=places, timeout=timeout)
         if plan.ranks == 1:
             return
@@ -77,18 +75,3 @@ class Meeting:
             dist.destroy_process_group()
             forget()
         self._met = False
-
-
-def _await_all(store: PrefixStore, place: int, places: int, group: StageGroup) -> None:
-    """Until every daemon has come: torch's own meeting cannot be given up early, and does not say who is missing."""
-    store.set(f"came/{place}", "1")
-    deadline = time.monotonic() + group.timeout_s
-    missing = list(range(places))
-    while True:
-        missing = [other for other in missing if not store.check([f"came/{other}"])]
-        if not missing:
-            return
-        if group.abandoned.wait(POLL_S):
-            raise EngineFault("the join was given up", field="group", value=group.name)
-        if time.monotonic() >= deadline:
-            raise EngineFault("daemons did not come to load", field="places", value=str(missing))

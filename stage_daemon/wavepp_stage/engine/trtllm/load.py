@@ -38,6 +38,8 @@ class Loaded:
     executor: compat.Executor
     desk: Desk
     port: PayloadPort
+    start_up: object
+    """TensorRT-LLM's own communicator: what it sent while it warmed up may still be on its way to the next stage."""
     hidden: int
     dtype: torch.dtype
     vocabulary: int
@@ -67,8 +69,7 @@ def load_stage(plan: EnginePlan, device: torch.device, dtype: str, progress: Cal
         _compare(plan, executor.kv_cache_manager)
         hidden, payload_dtype = compat.payload_shape(executor)
         port = PayloadPort(hidden)
-        if plan.stages > 1:
-            compat.install_port(port)
+        start_up = compat.install_port(port) if plan.stages > 1 else None
         desk = Desk(executor, plan.block_tokens)
     except EngineFault:
         meeting.leave(compat.forget_group)
@@ -78,7 +79,7 @@ def load_stage(plan: EnginePlan, device: torch.device, dtype: str, progress: Cal
         raise EngineFault(f"TensorRT-LLM did not load: {type(error).__name__}: {error}", field="model",
                           value=plan.model) from error  # fmt: skip
     progress(2, 2)
-    return Loaded(plan, meeting, executor, desk, port, hidden, payload_dtype, positive(config, "vocab_size"))
+    return Loaded(plan, meeting, executor, desk, port, start_up, hidden, payload_dtype, positive(config, "vocab_size"))
 
 
 def _arguments(plan: EnginePlan, dtype: str, config: dict[str, object]) -> ExecutorArgs:
