@@ -20,6 +20,7 @@ from wavepp_stage.engine.base import EnginePlan, StageGroup
 from wavepp_stage.engine.meeting import gather
 
 _WORD = 32
+"""Bits of one exchanged number: all of them positive."""
 
 
 class Meeting:
