@@ -123,13 +123,11 @@ def _trtllm_engine() -> Finding:
 def _inspect(engine: str) -> list[Finding]:
     """What one engine has and lacks. Of trtllm the stage's package tells, in a process of its own: the import of a
     broken TensorRT-LLM may end it."""
-    from wavepp_proto.errors import InvalidRequest
-
     own = {"emulated": _emulated_engine, "torch": _torch_engine}
     if engine in own:
         return [own[engine]()]
     if engine != "trtllm":
-        raise InvalidRequest("no such engine", field="engine", value=engine, limit="emulated, torch, trtllm")
+        raise typer.BadParameter(f"no such engine: {engine}; emulated, torch or trtllm")
     command = [sys.executable, "-m", "wavepp_stage.engine.trtllm"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=INSPECTION_S, check=False)
