@@ -35,7 +35,7 @@ def doctor(
     ] = False,
     engine: Annotated[
         str | None,
-        typer.Option("--engine", envvar="WAVEPP_ENGINE", help="trtllm: all that it lacks here; status 1 if anything."),
+        typer.Option("--engine", envvar="WAVEPP_ENGINE", help="What this engine lacks here; status 1 if anything."),
     ] = None,
     as_json: opt.Json = False,
 ) -> None:
