@@ -10,6 +10,7 @@ import asyncio
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from wavepp.errors import StageLost
 
 pytestmark = pytest.mark.processes
 
-RANKS = {"stages": 2, "ranks": 2}
+RANKS: dict[str, Any] = {"stages": 2, "ranks": 2}
 SILENCE_MS = 1250
 KNOWN = random_prompt(77, 20 * BLOCK_TOKENS + 1)
 
