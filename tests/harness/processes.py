@@ -22,14 +22,15 @@ from typing import Any, Self
 
 import grpc.aio
 
+from tests.harness.audit import is_quiet
 from tests.harness.eventually import eventually
 from tests.harness.ports import free_port
 from tests.harness.proxy import Proxy
+from tests.harness.variant import choose, environment, expected_first_token
 from wavepp import Admitted, AsyncClient, ClientSecurity, PrefillResult, RetryPolicy, WaveppError
 from wavepp.local_cluster import Child, LocalCluster, LocalPlan
 from wavepp_proto.runtime.channels import open_channel
 from wavepp_proto.v1 import admin_pb2, admin_pb2_grpc
-from wavepp_stage.engine.emulated import expected_first_token
 
 VOCABULARY = 1000
 QUICK = f"emulated:layers=6,vocabulary={VOCABULARY},window=65536"
@@ -115,8 +116,11 @@ class Processes:
             "engine": "emulated", "stages": 3, "pool_blocks": (512,), "block_tokens": BLOCK_TOKENS,
             "wave_tokens": 128, "silence_ms": PATIENT_MS, "timeout_s": 90.0, "listen": f"127.0.0.1:{free_port()}",
         }  # fmt: skip
+        settings |= plan
+        self._chosen = chosen = choose(settings["engine"], model, settings["wave_tokens"])
+        settings |= {"engine": chosen.engine, "device": chosen.device, "threads": 1}
         made = ProxiedCluster if proxied else LocalCluster
-        self.local = made(LocalPlan(model=model, **{**settings, **plan}), folder / "logs", security)
+        self.local = made(LocalPlan(model=chosen.model, **settings), folder / "logs", security)
         self._stack = AsyncExitStack()
         self._security = security or ClientSecurity()
         self._addresses: dict[str, str] = {}
@@ -124,6 +128,7 @@ class Processes:
         """The formation that served first: usually 1, more if a busy machine let a join fail."""
 
     async def __aenter__(self) -> Self:
+        self._stack.enter_context(environment(self._chosen))
         if isinstance(self.local, ProxiedCluster):
             proxy = await self._stack.enter_async_context(Proxy(f"127.0.0.1:{free_port()}"))
             self.proxy = self.local.proxy = proxy
@@ -235,23 +240,14 @@ class Processes:
                 seen.append(error)
             else:
                 seen.append(audit)
-            return audit if audit is not None and self._is_quiet(audit) else None
+            return (
+                audit if audit is not None and is_quiet(audit, len(self.local.plan.places)) else None
+            )
 
         try:
             return await eventually(quiet, within=30)
         except AssertionError:
             raise AssertionError(f"something is still held: {seen[-1]}") from None
-
-    def _is_quiet(self, audit: admin_pb2.AuditResponse) -> bool:
-        daemons = audit.daemons
-        return (
-            len(daemons) == len(self.local.plan.places)
-            and not audit.findings
-            and not any(d.holds or d.held_blocks or d.quarantined_blocks or d.capacity.escrowed_blocks for d in daemons)
-            and not any(d.held_states or d.quarantined_states or d.capacity.recurrent_escrowed for d in daemons)
-            and all(d.cached_blocks + d.capacity.free_blocks == d.pool_blocks for d in daemons)
-            and len({(d.last_wave, d.running_hash) for d in daemons}) == 1
-        )
 
     # --- load -------------------------------------------------------------------------------------
 
