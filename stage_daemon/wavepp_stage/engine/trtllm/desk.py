@@ -94,6 +94,12 @@ class Desk:
         del self._pins[id(pin)]
         pin.close()
 
+    def drop_pins(self) -> None:
+        """Before the manager is shut down, which refuses while anything is open that it does not know by request."""
+        for pin in self._pins.values():
+            pin.close()
+        self._pins.clear()
+
     def reserve(self, tokens: list[int], salt: str | None, endpoint: int) -> compat.Request | None:
         """A row, exactly `endpoint` tokens of cached prefix and pages for the whole prompt; None, and nothing taken,
         where any of it is not to be had."""

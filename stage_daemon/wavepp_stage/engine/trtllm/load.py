@@ -48,6 +48,7 @@ class Loaded:
         """Free the cache and leave the group; the desk answers nothing any more."""
         self.desk.fence("the engine was closed")
         self.port.drop()
+        self.desk.drop_pins()
         compat.close_executor(self.executor)
         self.meeting.leave(compat.forget_group)
 
