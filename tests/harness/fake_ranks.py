@@ -47,13 +47,14 @@ def run_ranks(folder: Path, port: int, *, tp: int, partition: list[int], blocks:
 
 def _main(rank: int, tp: int, partition: list[int], port: int, folder: Path) -> dict[str, Any]:
     import torch.distributed as dist
+    from torch._C._distributed_c10d import TCPStore  # where torch keeps its type
 
     from tests.fake_trtllm.tensorrt_llm._torch.pyexecutor.py_executor import PyExecutor
     from tests.fake_trtllm.tensorrt_llm._torch.pyexecutor.py_executor_creator import create_py_executor
     from tests.harness.fake_executor import Rank, make_args
 
     ranks = tp * len(partition)
-    store = dist.TCPStore("127.0.0.1", port, ranks, rank == 0, timedelta(seconds=60))
+    store = TCPStore("127.0.0.1", port, ranks, rank == 0, timedelta(seconds=60))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
     PyExecutor.start_worker = lambda self: None  # type: ignore[method-assign]
     args = make_args(folder)
