@@ -192,6 +192,9 @@ def _set_chunk(desk: Desk, index: int, row: RowWork) -> compat.Request:
     if row.start != at or row.length < 1 or end > request.prompt_len:
         raise EngineFault("the chunk does not continue its sequence", field=f"rows[{index}]",
                           value=f"[{row.start}, +{row.length})", limit=f"[{at}, {request.prompt_len})")  # fmt: skip
+    if end < request.prompt_len and end % desk.block_tokens:
+        raise EngineFault("a chunk within a prompt ends on a block", field=f"rows[{index}]", value=end,
+                          limit=desk.block_tokens)  # fmt: skip
     request.context_chunk_size = row.length
     return request
 
