@@ -320,9 +320,26 @@ def test_formation_ends_naming_the_rank_when_its_wave_failed() -> None:
     daemon = pipeline.daemon(1, 1)
     failed = WaveReport(daemon.fence(wave.ordinal), False, 0, b"", StageTimes(), error=fault("ENGINE_FAULT"))
     pipeline.post(ReportArrived(place(1, 1), failed, pipeline.now))
+    assert pipeline.of(EndFormation) == []
+    pipeline.pass_time(0.3)
     (ended,) = pipeline.of(EndFormation)
     assert ended.cause.message.startswith("stage 1 rank 1 of p failed wave 1")
     assert {"stage": "1", "rank": "1"}.items() <= dict(ended.cause.fields).items()
+
+
+@pytest.mark.parametrize("error", ["ENGINE_FAULT", "LINK_FAULT"])
+def test_lost_rank_is_named_when_the_waves_of_the_others_fail_first(error: str) -> None:
+    pipeline, wave = running()
+    for stage, rank in ((1, 1), (0, 0)):
+        daemon = pipeline.daemon(stage, rank)
+        failed = WaveReport(daemon.fence(wave.ordinal), False, 0, b"", StageTimes(), error=fault(error))
+        pipeline.post(ReportArrived(place(stage, rank), failed, pipeline.now))
+    pipeline.pass_time(0.1)
+    pipeline.lose(1, 0)
+    outcome = pipeline.outcome("a")
+    assert isinstance(outcome, Failed)
+    named = dict(outcome.error.fields)
+    assert (outcome.error.reason, named["stage"], named["rank"]) == ("STAGE_LOST", "1", "0")
 
 
 def test_only_the_rank_whose_streams_broke_is_sent_its_waves_again() -> None:

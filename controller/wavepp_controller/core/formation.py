@@ -105,13 +105,17 @@ class PipelineFormation:
     join_deadline: float
     serving: bool = False
     symptom: WaveppError | None = None
-    """A link fault that a daemon reported: a dead neighbour causes one too, and its own stream tells which."""
+    """A fault that a daemon reported and that a dead neighbour may have caused: whose stream ends tells which."""
     symptom_until: float = 0.0
     """When the formation ends for the symptom, if no cause has shown by then."""
 
     @property
     def stages(self) -> int:
         return next(iter(self.daemons.values())).plan.stages
+
+    @property
+    def ranks(self) -> int:
+        return next(iter(self.daemons.values())).plan.ranks
 
     @property
     def block_tokens(self) -> int:
