@@ -26,12 +26,13 @@ def model_facts(path: str) -> ModelFacts:
     folder = Path(path).expanduser()
     config = read_config(folder)
     refuse_unserved(config)
+    sizes = [positive(config, key) for key in ("num_hidden_layers", "vocab_size", "max_position_embeddings")]
     return ModelFacts(
         name=path,
         fingerprint=fingerprint(folder),
-        layers=positive(config, "num_hidden_layers"),
-        vocabulary=positive(config, "vocab_size"),
-        window=positive(config, "max_position_embeddings"),
+        layers=sizes[0],
+        vocabulary=sizes[1],
+        window=sizes[2],
         path=str(folder.resolve()),
         recurrent_layers=(),
     )
