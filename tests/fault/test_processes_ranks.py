@@ -16,6 +16,7 @@ import pytest
 
 from tests.harness.eventually import eventually
 from tests.harness.processes import BLOCK_TOKENS, QUICK, SLOW, Processes, Run, random_prompt, record_figure
+from tests.harness.variant import in_processes
 from wavepp.errors import StageLost
 
 pytestmark = pytest.mark.processes
@@ -34,7 +35,19 @@ async def _all_lost(runs: list[Run], stage: int, rank: int) -> float:
     return max(run.ended_at for run in runs)
 
 
-async def test_answers_are_exact_and_reuse_is_the_poorest_ranks_when_one_has_a_smaller_pool(tmp_path: Path) -> None:
+async def test_answers_are_exact_when_prompts_share_prefixes(tmp_path: Path) -> None:
+    async with Processes(tmp_path, QUICK, **RANKS, pool_blocks=(96,)) as cluster:
+        shared = random_prompt(5, 12 * BLOCK_TOKENS)
+        turns = [[*shared[: 40 * (seed % 5)], *random_prompt(seed, 20 + 11 * seed)] for seed in range(16)]
+        for _ in range(2):
+            await asyncio.gather(*(cluster.run(prompt).succeeds() for prompt in turns))
+        # the last block that is full is reused, and what is behind it computed again
+        assert (await cluster.run(turns[-1]).succeeds()).cached_tokens == (len(turns[-1]) - 1) // 16 * 16
+        assert await cluster.formation() == cluster.first
+
+
+@pytest.mark.engines("emulated", "engine-thread", why="TensorRT-LLM gives every rank the smallest pool")
+async def test_reuse_is_the_poorest_ranks_when_one_has_a_smaller_pool(tmp_path: Path) -> None:
     async with Processes(tmp_path, QUICK, **RANKS, pool_blocks=(256, 48, 256, 256), headroom_blocks=0) as cluster:
         await cluster.run(KNOWN).succeeds()
         assert (await cluster.run(KNOWN).succeeds()).cached_tokens == 20 * BLOCK_TOKENS
@@ -42,8 +55,6 @@ async def test_answers_are_exact_and_reuse_is_the_poorest_ranks_when_one_has_a_s
         again = await cluster.run(KNOWN).succeeds()
         assert again.cached_tokens < 20 * BLOCK_TOKENS
         assert (again.limiting_stage, again.best_stage_hit) == (0, 20 * BLOCK_TOKENS)
-        turns = [random_prompt(seed % 3, 100 + 25 * seed) for seed in range(24)]
-        await asyncio.gather(*(cluster.run(prompt).succeeds() for prompt in turns))
         assert await cluster.formation() == cluster.first
 
 
@@ -73,7 +84,7 @@ async def test_stage_is_fenced_and_forms_again_when_one_of_its_ranks_is_killed(
         await cluster.run(runs[0].prompt).succeeds()
 
 
-async def test_rank_comes_back_as_somebody_new_with_its_cache_when_it_was_frozen(tmp_path: Path) -> None:
+async def test_rank_comes_back_as_somebody_new_when_it_was_frozen(tmp_path: Path) -> None:
     async with Processes(tmp_path, SLOW, **RANKS, silence_ms=SILENCE_MS) as cluster:
         before = cluster.pids()
         await cluster.run(KNOWN[:40]).succeeds()
@@ -86,6 +97,8 @@ async def test_rank_comes_back_as_somebody_new_with_its_cache_when_it_was_frozen
             cluster.signal("stage-1.1", signal.SIGCONT)
         await eventually(lambda: "reincarnated" in cluster.log("stage-1.1"), about="the rank to fence itself")
         await cluster.serving(cluster.first + 1)
-        assert (await cluster.run(KNOWN[:40]).succeeds()).cached_tokens == 2 * BLOCK_TOKENS
+        again = await cluster.run(KNOWN[:40]).succeeds()
+        # TensorRT-LLM loads anew on every rank if a wave was cut short
+        assert again.cached_tokens == 2 * BLOCK_TOKENS or (in_processes() and not again.cached_tokens)
         await cluster.run(runs[0].prompt).succeeds()
         assert cluster.pids() == before
