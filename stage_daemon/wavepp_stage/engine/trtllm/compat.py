@@ -34,10 +34,6 @@ if TYPE_CHECKING:
 
 EVENT_HASHES = "v2_sha256"
 """Events name blocks by the hex form of the manager's own keys, which `block_keys` computes from tokens."""
-_MANAGER_MODULES = (
-    "tensorrt_llm._torch.pyexecutor.kv_cache.kv_cache_manager_v2",
-    "tensorrt_llm._torch.pyexecutor.kv_cache_manager_v2",
-)
 _ENVIRONMENT = {
     "TLLM_DISABLE_MPI": "1",  # ranks come from torch.distributed: no mpirun starts a stage daemon
     "TRTLLM_SKIP_KV_CACHE_ESTIMATION": "1",  # the pool is what was asked for, not what a dry run measures
@@ -116,11 +112,10 @@ def _events_on_every_rank() -> Iterator[None]:
 
 
 def _manager_module() -> Any:
-    newer, older = _MANAGER_MODULES
     try:
-        return importlib.import_module(newer)
+        return importlib.import_module("tensorrt_llm._torch.pyexecutor.kv_cache.kv_cache_manager_v2")
     except ModuleNotFoundError:
-        return importlib.import_module(older)
+        return importlib.import_module("tensorrt_llm._torch.pyexecutor.kv_cache_manager_v2")
 
 
 def forget_group() -> None:
