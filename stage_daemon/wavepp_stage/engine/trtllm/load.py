@@ -48,9 +48,11 @@ class Loaded:
         """Free the cache and leave the group; the desk answers nothing any more."""
         self.desk.fence("the engine was closed")
         self.port.drop()
-        self.desk.drop_pins()
-        compat.close_executor(self.executor)
-        self.meeting.leave(compat.forget_group)
+        try:
+            self.desk.drop_pins()
+            compat.close_executor(self.executor)
+        finally:
+            self.meeting.leave(compat.forget_group)
 
 
 def load_stage(plan: EnginePlan, device: torch.device, dtype: str, progress: Callable[[int, int], None]) -> Loaded:
