@@ -56,6 +56,7 @@ MISSING = object()
         (("stage",), 4, "stage"),
         (("stage",), True, "stage"),
         (("rank",), 1, "rank"),
+        (("ranks",), 65, "ranks"),
         (("incarnation",), -1, "incarnation"),
         (("incarnation",), "1", "incarnation"),
         (("incarnation",), 1.0, "incarnation"),
