@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging
 
 from .._torch.distributed import communicator
 from ..mapping import Mapping
@@ -19,6 +20,8 @@ from .paged_attention import ATTENTION, AttentionMetadata
 from .tensor_parallel import tensor_parallel
 
 _FACTORY: Any = AutoModelForCausalLM
+_LOGGING: Any = logging
+_LOGGING.disable_progress_bar()
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,16 @@ from __future__ import annotations
 import os
 import time
 
+import torch.distributed as dist
+
 _counts: dict[str, int] = {}
+
+
+def _setting(name: str) -> str:
+    """What this rank's variable says, or every rank's."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    everywhere = os.environ.get(f"FAKE_TRTLLM_{name}", "")
+    return os.environ.get(f"FAKE_TRTLLM_{name}_RANK_{rank}", everywhere)
 
 
 def is_rc26() -> bool:
@@ -21,7 +30,7 @@ def is_rc26() -> bool:
 
 
 def number(name: str) -> int | None:
-    value = os.environ.get(f"FAKE_TRTLLM_{name}")
+    value = _setting(name)
     return int(value) if value else None
 
 
@@ -36,7 +45,7 @@ def reset_counts() -> None:
 
 def strikes(name: str) -> bool:
     """Whether this call of `name` is one that shall fail: FAKE_TRTLLM_<name> is `all`, or numbers of calls from 1."""
-    wanted = os.environ.get(f"FAKE_TRTLLM_{name}", "")
+    wanted = _setting(name)
     _counts[name] = _counts.get(name, 0) + 1
     return wanted == "all" or str(_counts[name]) in wanted.split(",")
 

@@ -14,6 +14,7 @@ from .resource_manager import ResourceManager, ResourceManagerType
 from .scheduler import ScheduledRequests
 
 _WARM_UP_ID = (1 << 64) - 1
+_WARM_UP_TOKENS = 32
 
 
 class PyExecutor:
@@ -40,7 +41,7 @@ class PyExecutor:
 
     def _warm_up(self) -> None:
         manager = self.kv_cache_manager
-        size = min(2 * manager.tokens_per_block, self.model_engine.max_num_tokens, manager.max_seq_len)
+        size = min(_WARM_UP_TOKENS, self.model_engine.max_num_tokens, manager.max_seq_len)
         request = LlmRequest(request_id=_WARM_UP_ID, max_new_tokens=1, input_tokens=[1] * size,
                              sampling_config=SamplingConfig(1), is_streaming=False)  # fmt: skip
         request.is_dummy_request = True
