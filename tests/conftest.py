@@ -33,8 +33,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave out, with its reason, what cannot be said of the engine that was chosen."""
     for item in items:
         only = item.get_closest_marker("engines")
-        if only is not None and variant.engine() not in only.args:
-            item.add_marker(pytest.mark.skip(reason=f"not with {variant.engine()}: {only.kwargs['why']}"))
+        if only is not None and variant.chosen_engine() not in only.args:
+            item.add_marker(pytest.mark.skip(reason=f"not with {variant.chosen_engine()}: {only.kwargs['why']}"))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -85,6 +85,7 @@ def test_temperature_is_taken_when_it_is_greedy_or_large_enough(temperature: flo
 # --- logits ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.engines("emulated", "engine-thread", why="it looks into a daemon, which is a process here")
 @pytest.mark.parametrize(("vocabulary", "requests"), [(200_000, 16), (limits.MAX_VOCABULARY, 4)])
 async def test_every_row_gets_its_logits_when_those_of_one_wave_exceed_a_message(
     vocabulary: int, requests: int
@@ -134,6 +135,7 @@ async def sent(*frames: prefill_pb2.SubmitRequest) -> AsyncIterator[prefill_pb2.
     await asyncio.Event().wait()
 
 
+@pytest.mark.engines("emulated", "engine-thread", why="it looks into a daemon, which is a process here")
 async def test_refusals_before_the_core_are_counted_when_frames_are_bad_late_or_of_a_live_request() -> None:
     async with Cluster(stages=1) as cluster, door(cluster) as prefill:
 

@@ -19,6 +19,7 @@ from tests.harness.eventually import eventually
 from tests.harness.ports import free_port
 from tests.harness.proxy import Proxy
 from tests.harness.stage_processes import StageProcesses
+from tests.harness.thread_bound import thread_bound
 from tests.harness.variant import choose, in_processes
 from wavepp import AsyncClient
 from wavepp_controller.core.config import ControllerConfig
@@ -112,6 +113,8 @@ class Cluster:
         return self
 
     async def _start_daemons(self) -> None:
+        if "cache_thread=engine" in self._chosen.model:
+            self._stack.enter_context(thread_bound())
         self.daemons = [StageDaemon(settings, self.store, self._tracers("wavepp-stage")) for settings in self._settings]
         await asyncio.gather(*(daemon.start() for daemon in self.daemons))
         await self.serving()

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from wavepp_proto.errors import EngineFault
-from wavepp_stage.engine.base import EngineFacts, EnginePlan, EngineTraits, Payload, StageGroup, WaveOutcome, WaveWork
-from wavepp_stage.engine.emulated import EmulatedEngine, emulated_model_facts
+from wavepp_stage.engine.base import EngineFacts, EnginePlan, Payload, StageGroup, WaveOutcome, WaveWork
+from wavepp_stage.engine.emulated import EmulatedEngine, emulated_model_facts, emulated_traits
 from wavepp_stage.engine.meeting import gather
 from wavepp_stage.runtime import daemon
 from wavepp_stage.runtime.engines import Equipment
@@ -76,7 +77,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> dict[int, TogetherEngine]:
 
     def equip(settings: StageSettings, advertise_host: str) -> Equipment:
         engine = engines[settings.stage] = TogetherEngine(store)
-        traits = EngineTraits(collective=True)
+        traits = replace(emulated_traits(settings.model), collective=True)
         return Equipment(engine, emulated_model_facts(settings.model), None, LINK_ADDRESS, traits)
 
     monkeypatch.setattr(daemon, "equip", equip)

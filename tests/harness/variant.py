@@ -38,13 +38,13 @@ _served: Final[list[Path]] = []
 _FIT: Final = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
 
 
-def engine() -> str:
+def chosen_engine() -> str:
     return os.environ.get(SETTING, ENGINES[0])
 
 
 def in_processes() -> bool:
     """Stages are processes; their controller may be an object of the test all the same."""
-    return engine() == "trtllm"
+    return chosen_engine() == "trtllm"
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class Chosen:
 
 def choose(engine_name: str, model: str, wave_tokens: int) -> Chosen:
     """What stands for `model` in this run. Skips the test if nothing can."""
-    if engine_name != "emulated" or engine() == "emulated":
+    if engine_name != "emulated" or chosen_engine() == "emulated":
         return Chosen(engine_name, model)
-    if engine() == "engine-thread":
+    if chosen_engine() == "engine-thread":
         return Chosen(engine_name, model + ("," if ":" in model else ":") + "cache_thread=engine")
     preset = parse_preset(model)
     if preset.recurrent_layers:
@@ -73,6 +73,14 @@ def choose(engine_name: str, model: str, wave_tokens: int) -> Chosen:
     environment |= {"FAKE_TRTLLM_FORWARD_MS": str(wave_ms)} if wave_ms else {}
     _served.append(model_folder(preset.layers, preset.vocabulary, preset.window))
     return Chosen("trtllm", str(_served[-1]), "cpu", environment)
+
+
+def servable(preset: str) -> str:
+    """`preset`, without recurrent layers where this run's engine serves none: for tests that are not about them."""
+    if not in_processes():
+        return preset
+    name, _, settings = preset.partition(":")
+    return name + ":" + ",".join(one for one in settings.split(",") if not one.startswith("attention_every="))
 
 
 @contextmanager
