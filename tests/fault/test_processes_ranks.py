@@ -35,14 +35,32 @@ async def _all_lost(runs: list[Run], stage: int, rank: int) -> float:
     return max(run.ended_at for run in runs)
 
 
+def _turns(count: int) -> list[list[int]]:
+    """Prompts of up to 345 tokens that share prefixes of different lengths."""
+    shared = random_prompt(5, 12 * BLOCK_TOKENS)
+    return [[*shared[: 40 * (seed % 5)], *random_prompt(seed, 20 + 11 * seed)] for seed in range(count)]
+
+
 async def test_answers_are_exact_when_prompts_share_prefixes(tmp_path: Path) -> None:
     async with Processes(tmp_path, QUICK, **RANKS, pool_blocks=(96,)) as cluster:
-        shared = random_prompt(5, 12 * BLOCK_TOKENS)
-        turns = [[*shared[: 40 * (seed % 5)], *random_prompt(seed, 20 + 11 * seed)] for seed in range(16)]
+        turns = _turns(16)
         for _ in range(2):
             await asyncio.gather(*(cluster.run(prompt).succeeds() for prompt in turns))
         # the last block that is full is reused, and what is behind it computed again
         assert (await cluster.run(turns[-1]).succeeds()).cached_tokens == (len(turns[-1]) - 1) // 16 * 16
+        assert await cluster.formation() == cluster.first
+
+
+async def test_answers_are_exact_when_every_rank_has_other_tiers_and_states(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {
+        "pool_blocks": (40, 64, 48, 56),
+        "host_pool_blocks": (16, 0, 8, 32),
+        "state_slots": (12, 6, 20, 9),
+    }
+    async with Processes(tmp_path, f"{QUICK},attention_every=3", **RANKS, **sizes, headroom_blocks=0) as cluster:
+        turns = _turns(16)
+        for _ in range(3):
+            await asyncio.gather(*(cluster.run(prompt).succeeds() for prompt in turns))
         assert await cluster.formation() == cluster.first
 
 

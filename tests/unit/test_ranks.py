@@ -145,6 +145,14 @@ def test_every_rank_of_the_first_stage_is_told_the_tokens() -> None:
     drained(pipeline)
 
 
+def test_prompt_is_served_when_the_only_stage_has_several_ranks() -> None:
+    pipeline = FakePipeline(stages=1, ranks=3)
+    pipeline.submit("a", 100)
+    assert isinstance(pipeline.outcome("a"), Finished)
+    assert len(pipeline.daemons) == 3
+    drained(pipeline)
+
+
 @pytest.mark.parametrize("poorest", PLACES)
 def test_hint_is_what_every_rank_holds_when_digests_differ(poorest: tuple[int, int]) -> None:
     pipeline = FakePipeline(ranks=2)
