@@ -110,6 +110,8 @@ class TrtllmCache(Figures):
         """Exchange the reservation for one with a shorter prefix, which is pinned before anything is given up. None,
         and everything as it was, where that cannot be had: nobody takes pages in between on this thread."""
         old = hold.endpoint(self._block_tokens)
+        if endpoint == old:
+            return old
         with desk.guarded("lower a hold"):
             pinned = desk.pin(hold.tokens, hold.salt, endpoint)
             if pinned is None:

@@ -134,7 +134,9 @@ def device_of(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise EngineFault("unknown device", field="device", value=name, limit="cuda:0") from error
-    if device.type == "cuda" and torch.cuda.is_available() and torch.cuda.device_count() != 1:
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise EngineFault("this torch sees no GPU", field="device", value=name)
+    if device.type == "cuda" and torch.cuda.device_count() != 1:
         raise EngineFault(
             "a stage daemon must see one GPU alone: set CUDA_VISIBLE_DEVICES and use cuda:0",
             field="CUDA_VISIBLE_DEVICES",
