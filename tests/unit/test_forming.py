@@ -179,6 +179,27 @@ def test_link_is_what_every_daemon_can_when_none_is_forced(
     assert {plan.link_store for plan in form.plans} == {links[0] if stored else ""}
 
 
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [
+        (("GPU-a", "GPU-b"), LinkKind.NCCL),
+        (("GPU-a", "GPU-a"), LinkKind.GLOO),  # NCCL refuses a group in which two share a device
+        (("GPU-a", ""), LinkKind.GLOO),
+    ],
+)
+def test_link_is_nccl_when_every_daemon_has_a_gpu_of_its_own(gpus: tuple[str, str], expected: LinkKind) -> None:
+    pipeline = register(*(record(stage, gpu=gpu) for stage, gpu in enumerate(gpus)))
+    (form,) = pipeline.of(FormPipeline)
+    assert {plan.link for plan in form.plans} == {expected}
+
+
+def test_plans_tell_every_stage_the_bands_and_engine_lives_of_all() -> None:
+    pipeline = register(record(0, engine_life=11), record(1, engine_life=12))
+    (form,) = pipeline.of(FormPipeline)
+    told = {tuple((p.first_layer, p.last_layer, p.engine_life) for p in plan.peers) for plan in form.plans}
+    assert told == {((0, 2, 11), (2, 4, 12))}
+
+
 def test_pipeline_is_broken_with_a_reason_when_the_forced_link_cannot_be() -> None:
     records = [record(0), record(1, link_address="")]
     pipeline = register(*records, config=ControllerConfig(link=LinkKind.GLOO))

@@ -9,7 +9,7 @@ import pytest
 from tests.harness.stage_core import join_plan
 from wavepp_proto.errors import JoinRefused
 from wavepp_proto.limits import MAX_POOL_BLOCKS, MAX_STATE_SLOTS
-from wavepp_proto.terms import CacheGroup, JoinPlan
+from wavepp_proto.terms import CacheGroup, DaemonKey, Incarnation, JoinPlan, Peer, PipelineId, StageIndex
 from wavepp_stage.core.join_plan import check_plan, needs_rebuild
 
 ATTENTION, RECURRENT = CacheGroup.ATTENTION, CacheGroup.RECURRENT
@@ -69,3 +69,32 @@ HYBRID = join_plan(groups=(ATTENTION, RECURRENT), state_slots=8, host_pool_block
 def test_cache_is_built_anew_when_its_shape_changed(other: JoinPlan, rebuild: bool) -> None:
     assert needs_rebuild(HYBRID, other) is rebuild
     assert needs_rebuild(None, other)
+
+
+def loaded(*peers: tuple[int, int, int, int], epoch: int = 1) -> JoinPlan:
+    """A plan of stages that load together; each peer is (incarnation, first layer, last layer, engine life)."""
+    made = tuple(
+        Peer(DaemonKey(PipelineId("p"), StageIndex(stage)), Incarnation(incarnation), "a:1", "a:2", first, last, life)
+        for stage, (incarnation, first, last, life) in enumerate(peers)
+    )
+    return replace(join_plan(epoch=epoch), peers=made)
+
+
+TOGETHER = loaded((1, 0, 4, 11), (2, 4, 8, 12))
+
+
+@pytest.mark.parametrize(
+    ("other", "rebuild"),
+    [
+        (loaded((1, 0, 4, 11), (2, 4, 8, 13)), True),  # its engine was fenced, or its process is another one
+        (loaded((1, 0, 4, 11), (2, 4, 9, 12)), True),  # the others' bands are part of what was loaded
+        (loaded((1, 0, 4, 11), (3, 4, 8, 12), epoch=2), False),  # it fenced itself for silence: what it loaded is there
+    ],
+)
+def test_cache_is_built_anew_when_those_who_load_together_changed(other: JoinPlan, rebuild: bool) -> None:
+    assert needs_rebuild(TOGETHER, other) is rebuild
+
+
+def test_peers_are_no_matter_when_every_stage_loads_alone() -> None:
+    before, after = loaded((1, 0, 4, 0), (2, 4, 8, 0)), loaded((1, 0, 4, 0), (9, 4, 10, 0))
+    assert not needs_rebuild(before, after)
