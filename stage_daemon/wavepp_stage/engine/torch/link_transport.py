@@ -20,6 +20,8 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # where tor
 from wavepp_proto.errors import LinkFault
 from wavepp_proto.terms import LinkKind
 from wavepp_stage.engine.base import LinkPlan
+from wavepp_stage.engine.torch.device import first_line
+from wavepp_stage.engine.torch.nccl_transport import NcclTransport
 
 STORE_TIMEOUT = timedelta(seconds=10)
 
@@ -77,7 +79,7 @@ def connect(plan: LinkPlan, device: torch.device) -> Transport:
         store.set_timeout(left)
         prefixed = PrefixStore(f"{plan.epoch}.{plan.formation}.{plan.rank}", store)
         if plan.kind is LinkKind.NCCL:
-            return NcclTransport(prefixed, plan, device)
+            return NcclTransport(prefixed, plan, device, left)
         return GlooTransport(prefixed, plan, left)
     except (RuntimeError, ValueError) as error:
         raise LinkFault(
@@ -87,12 +89,6 @@ def connect(plan: LinkPlan, device: torch.device) -> Transport:
             store=plan.store,
             advertise_host=plan.advertise_host,
         ) from error
-
-
-def first_line(error: BaseException) -> str:
-    """Its message without the C++ stack that torch appends."""
-    lines = str(error).splitlines()
-    return lines[0][:200] if lines else type(error).__name__
 
 
 class GlooTransport:
@@ -118,35 +114,3 @@ class GlooTransport:
     def close(self) -> None:
         # gloo has no abort: whoever is blocked in a move keeps the group alive until its time-out.
         self._group = None
-
-
-class NcclTransport:
-    """NCCL on CUDA memory. Written to NCCL's documented rules and not run yet: no test here has a GPU."""
-
-    def __init__(self, store: Store, plan: LinkPlan, device: torch.device) -> None:
-        group: Any = getattr(dist, "ProcessGroupNCCL", None)
-        if group is None or device.type != "cuda":
-            raise LinkFault("link nccl needs a CUDA build of torch and a CUDA device", field="link", value="nccl")
-        self.device = device
-        self._timeout = timedelta(seconds=plan.wave_timeout_s)
-        options = group.Options()
-        options._timeout = self._timeout
-        self._group: Any = group(store, plan.stage, plan.stages, options)
-
-    def send(self, tensor: Tensor, peer: int, tag: int) -> None:
-        self._wait(self._group.send, tensor, peer, tag)
-
-    def recv(self, tensor: Tensor, peer: int, tag: int) -> None:
-        self._wait(self._group.recv, tensor, peer, tag)
-
-    def _wait(self, move: Any, tensor: Tensor, peer: int, tag: int) -> None:
-        # A stream of its own: a wait must not hold up the compute stream. An explicit time-out makes
-        # `wait` block this host thread, instead of only ordering the stream.
-        cuda: Any = torch.cuda
-        with cuda.device(self.device), cuda.stream(cuda.Stream(self.device)):
-            move([tensor], peer, tag).wait(self._timeout)
-
-    def close(self) -> None:
-        group, self._group = self._group, None
-        if group is not None:
-            group.abort()
