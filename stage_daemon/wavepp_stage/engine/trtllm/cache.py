@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from wavepp_proto.errors import InternalError
 from wavepp_proto.hashing import blocks_for, reuse_cap
-from wavepp_proto.terms import CacheGroup, Digest, GroupEndpoint, HoldKey, HoldState, JoinPlan
+from wavepp_proto.terms import CacheGroup, GroupEndpoint, HoldKey, JoinPlan
 from wavepp_stage.core.block_hashes import BlockHashes
 from wavepp_stage.core.block_tree import NO_BLOCKS
 from wavepp_stage.core.cache_manager import ENOUGH, Escrow, Lease, Materialised, Shortfall, TokenIds
-from wavepp_stage.core.census import Census
 from wavepp_stage.core.digest_feed import DigestFeed
 from wavepp_stage.core.holds import HoldInput, Phase
 from wavepp_stage.core.work import BlockTable, CopyLot, StateWork
@@ -237,19 +236,3 @@ class TrtllmCache(Figures):
 
     def copied(self, number: int, ok: bool) -> None:
         raise InternalError("no lot was ever given out", field="lot", value=number)
-
-    # --- what is there ----------------------------------------------------------------------------
-
-    def hold_state(self, key: HoldKey) -> HoldState | None:
-        hold = self._holds.get(key)
-        return None if hold is None else hold.state(self._block_tokens)
-
-    def inventory(self) -> tuple[HoldState, ...]:
-        return tuple(hold.state(self._block_tokens) for hold in self._holds.values())
-
-    def census(self) -> Census:
-        return self._census()
-
-    def digests_since(self, seq: int) -> list[Digest]:
-        self._adopt()
-        return self._feed.since(seq, self._shown, self.capacity())

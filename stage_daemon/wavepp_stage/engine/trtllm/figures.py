@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from wavepp_proto.errors import InternalError
 from wavepp_proto.hashing import blocks_for
-from wavepp_proto.terms import CacheGroup, Capacity, HoldKey, JoinPlan
+from wavepp_proto.terms import CacheGroup, Capacity, Digest, HoldKey, HoldState, JoinPlan
 from wavepp_stage.core.cache_manager import ENOUGH, Shortfall
 from wavepp_stage.core.census import Census
 from wavepp_stage.core.digest_feed import DigestFeed
@@ -145,7 +145,7 @@ class Figures:
     def host_cached_blocks(self) -> int:
         return self._rooms()[1].evictable
 
-    def _census(self) -> Census:
+    def census(self) -> Census:
         device, host = self._rooms()
         quarantined = self.quarantined_blocks
         return Census(
@@ -161,6 +161,17 @@ class Figures:
             host_cached=host.evictable,
             host_held=host.total - host.available,
         )
+
+    def hold_state(self, key: HoldKey) -> HoldState | None:
+        hold = self._holds.get(key)
+        return None if hold is None else hold.state(self._block_tokens)
+
+    def inventory(self) -> tuple[HoldState, ...]:
+        return tuple(hold.state(self._block_tokens) for hold in self._holds.values())
+
+    def digests_since(self, seq: int) -> list[Digest]:
+        self._adopt()
+        return self._feed.since(seq, self._shown, self.capacity())
 
     def _shown(self) -> Shown:
         return {CacheGroup.ATTENTION: self._residents.shorts()}
