@@ -556,6 +556,10 @@ class ModelFacts:
         return tuple(group for group, layers in groups if layers)
 
 
+NOTHING_LOADED = 1
+"""As the number of a load: before the first, and after one that failed or an engine that broke."""
+
+
 @dataclass(frozen=True, slots=True)
 class MemberRecord:
     """A daemon's registration in etcd."""
@@ -585,9 +589,9 @@ class MemberRecord:
     state_slots: int = 0
     """Slots of the recurrent group (working states and snapshots), for any band with recurrent layers; 0 where the
     model has none."""
-    engine_life: int = 0
-    """Of an engine that all stages load together: another one when its process starts, and after each failed load or
-    wave. 0 for engines that load alone."""
+    engine_load: int = 0
+    """Of an engine that all stages load together: the number of the load that it comes from, the same on all who loaded
+    together, or NOTHING_LOADED. 0 for engines that load alone."""
     gpu: str = ""
     """What names the GPU that it computes on among all GPUs of the pipeline; empty on a CPU."""
 
@@ -608,8 +612,9 @@ class Peer:
     first_layer: int = 0
     last_layer: int = 0
     """Band [first_layer, last_layer)."""
-    engine_life: int = 0
-    """As in its MemberRecord."""
+    engine_load: int = 0
+    """As in its MemberRecord: all stages load again unless all peers say the same load."""
+    pool_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

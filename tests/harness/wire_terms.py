@@ -147,7 +147,7 @@ REPORT = st.builds(
     optional(ERROR),
     st.booleans(),
 )
-PEER = st.builds(terms.Peer, DAEMON_KEY, U64, TEXT, TEXT, U32, U32, U64)
+PEER = st.builds(terms.Peer, DAEMON_KEY, U64, TEXT, TEXT, U32, U32, U64, U64)
 
 
 @st.composite

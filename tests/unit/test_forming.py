@@ -193,11 +193,11 @@ def test_link_is_nccl_when_every_daemon_has_a_gpu_of_its_own(gpus: tuple[str, st
     assert {plan.link for plan in form.plans} == {expected}
 
 
-def test_plans_tell_every_stage_the_bands_and_engine_lives_of_all() -> None:
-    pipeline = register(record(0, engine_life=11), record(1, engine_life=12))
+def test_plans_tell_every_stage_what_the_others_hold_and_have_loaded() -> None:
+    pipeline = register(record(0, engine_load=11), record(1, engine_load=12))
     (form,) = pipeline.of(FormPipeline)
-    told = {tuple((p.first_layer, p.last_layer, p.engine_life) for p in plan.peers) for plan in form.plans}
-    assert told == {((0, 2, 11), (2, 4, 12))}
+    told = {tuple((p.first_layer, p.last_layer, p.engine_load, p.pool_blocks) for p in plan.peers) for plan in form.plans}
+    assert told == {((0, 2, 11, 10_000), (2, 4, 12, 10_000))}
 
 
 def test_pipeline_is_broken_with_a_reason_when_the_forced_link_cannot_be() -> None:

@@ -20,7 +20,7 @@ def test_record_survives_when_encoded_and_decoded() -> None:
         link_address="[fd00::1]:9",
         groups=(CacheGroup.ATTENTION, CacheGroup.RECURRENT),
         version="1.2.3",
-        engine_life=2**62,
+        engine_load=2**62,
         gpu="GPU-5e0c",
     )
     assert records.decode_record(records.encode_record(record)) == record
@@ -34,7 +34,7 @@ def test_record_is_read_when_a_newer_daemon_added_a_field() -> None:
 
 def test_record_of_an_older_daemon_loads_alone_and_names_no_gpu() -> None:
     document = json.loads(records.encode_record(make_record()))
-    del document["engine_life"], document["gpu"]
+    del document["engine_load"], document["gpu"]
     assert records.decode_record(json.dumps(document).encode()) == make_record()
 
 

@@ -253,7 +253,7 @@ def draw_up(
     link = choose_link(records, terms.link)
     first = next(iter(records.values()))
     peers = tuple(
-        Peer(key, r.incarnation, r.address, r.link_address, r.first_layer, r.last_layer, r.engine_life)
+        Peer(key, r.incarnation, r.address, r.link_address, r.first_layer, r.last_layer, r.engine_load, r.pool_blocks)
         for key, r in records.items()
     )
     wave_tokens = align_wave_tokens(terms.wave_tokens, first.block_tokens)

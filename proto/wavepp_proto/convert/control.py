@@ -108,7 +108,8 @@ def _peer_to_pb(peer: Peer) -> pb.Peer:
         link_address=peer.link_address,
         first_layer=peer.first_layer,
         last_layer=peer.last_layer,
-        engine_life=peer.engine_life,
+        engine_load=peer.engine_load,
+        pool_blocks=peer.pool_blocks,
     )
 
 
@@ -120,7 +121,8 @@ def _peer_from_pb(msg: pb.Peer) -> Peer:
         msg.link_address,
         msg.first_layer,
         msg.last_layer,
-        msg.engine_life,
+        msg.engine_load,
+        msg.pool_blocks,
     )
 
 

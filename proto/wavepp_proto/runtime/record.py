@@ -79,7 +79,7 @@ def encode_record(record: MemberRecord) -> bytes:
         "pid": record.pid,
         "version": record.version,
         "state_slots": record.state_slots,
-        "engine_life": record.engine_life,
+        "engine_load": record.engine_load,
         "gpu": record.gpu,
     }
     encoded = json.dumps(document, separators=(",", ":")).encode()
@@ -136,7 +136,7 @@ def decode_record(value: bytes) -> MemberRecord:
         pid=read.count("pid", 0),
         version=read.text("version"),
         state_slots=read.count("state_slots", 0, limits.MAX_STATE_SLOTS) if "state_slots" in document else 0,
-        engine_life=read.count("engine_life", 0) if "engine_life" in document else 0,
+        engine_load=read.count("engine_load", 0) if "engine_load" in document else 0,
         gpu=read.text("gpu") if "gpu" in document else "",
     )
 

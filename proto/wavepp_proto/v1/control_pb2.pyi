@@ -53,7 +53,8 @@ class Peer(_message.Message):
     LINK_ADDRESS_FIELD_NUMBER: _builtins.int
     FIRST_LAYER_FIELD_NUMBER: _builtins.int
     LAST_LAYER_FIELD_NUMBER: _builtins.int
-    ENGINE_LIFE_FIELD_NUMBER: _builtins.int
+    ENGINE_LOAD_FIELD_NUMBER: _builtins.int
+    POOL_BLOCKS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     address: _builtins.str
     """host:port of its gRPC server."""
@@ -62,8 +63,11 @@ class Peer(_message.Message):
     first_layer: _builtins.int
     """Band [first_layer, last_layer), global layer numbers; empty from older controllers."""
     last_layer: _builtins.int
-    engine_life: _builtins.int
-    """Of an engine that all stages load together: all load again when one of them has another. 0 for other engines."""
+    engine_load: _builtins.int
+    """Of an engine that all stages load together: the load that it comes from, the same number on all of them; 1 while
+    nothing is loaded. All load again unless all say the same load. 0 for engines that load alone.
+    """
+    pool_blocks: _builtins.int
     @_builtins.property
     def key(self) -> _common_pb2.DaemonKey: ...
     def __init__(
@@ -75,11 +79,12 @@ class Peer(_message.Message):
         link_address: _builtins.str = ...,
         first_layer: _builtins.int = ...,
         last_layer: _builtins.int = ...,
-        engine_life: _builtins.int = ...,
+        engine_load: _builtins.int = ...,
+        pool_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "engine_life", b"engine_life", "first_layer", b"first_layer", "incarnation", b"incarnation", "key", b"key", "last_layer", b"last_layer", "link_address", b"link_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "engine_load", b"engine_load", "first_layer", b"first_layer", "incarnation", b"incarnation", "key", b"key", "last_layer", b"last_layer", "link_address", b"link_address", "pool_blocks", b"pool_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

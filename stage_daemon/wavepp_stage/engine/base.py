@@ -60,18 +60,20 @@ class EngineTraits:
     eager_escrow: bool = False
     """An escrow takes its room at once: materialising takes nothing more, and block tables are empty."""
     collective: bool = False
-    """All stages load together, in `EnginePlan.group`, and one that was fenced makes all load again."""
+    """All stages load together, in `EnginePlan.group`, and one that has nothing loaded makes all load again."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageGroup:
-    """Who loads together, of an engine whose load is collective. Groups of the same lives with the same bands are
-    equal, whoever asked for them: what was loaded for one serves the other."""
+    """Who loads together, of an engine whose load is collective. What was loaded serves every plan that names the same
+    load, with the same bands and pools."""
 
-    lives: tuple[int, ...]
-    """Engine life of each daemon by place. A daemon has a new one when it starts, and after a failed load or wave."""
+    load: int
+    """Number of the load: the one that all engines come from already, or that of this join."""
     bands: tuple[tuple[int, int], ...]
     """[first, last) of each stage."""
+    pools: tuple[int, ...]
+    """Blocks of each daemon by place."""
     name: str = field(compare=False)
     """`epoch.formation` of the join that loads: nothing of an earlier try is mistaken for one of this."""
     store: str = field(compare=False)
@@ -79,10 +81,7 @@ class StageGroup:
     timeout_s: float = field(compare=False)
     """Longest wait for the others, all steps of the load together."""
     abandoned: threading.Event = field(default_factory=threading.Event, compare=False)
-    """Set once the join that loads is given up: whoever still waits for the others stops."""
-    met: threading.Event = field(default_factory=threading.Event, compare=False)
-    """Set by the engine once all have come (`meeting.gather`): a load that fails later may have succeeded elsewhere, so
-    all load again."""
+    """Set once the join that loads is given up: whoever still waits for the others (`meeting.gather`) stops."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,7 @@ def _with_profile(file: str, numbers: dict[str, Any]) -> Preset:
         profile = Profile.from_json(Path(file).read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise EngineFault(f"cannot read the profile {file!r}: {error}", field="profile", value=file) from error
-    sizes = {"layers": profile.layers, "attention_every": profile.attention_every, "window": profile.window}
+    sizes: dict[str, Any] = {"layers": profile.layers, "attention_every": profile.attention_every, "window": profile.window}
     return Preset(**sizes, **numbers, profile=profile)
 
 

@@ -26,9 +26,9 @@ class KeyStore(Protocol):
 
 
 def gather(store: KeyStore, group: StageGroup, place: int) -> None:
-    """Say that `place` has come and wait for all others; then `group.met` is set. Raises EngineFault naming who is
-    absent, at the group's time-out or once the join is given up."""
-    keys = [f"{group.name}/came/{one}" for one in range(len(group.lives))]
+    """Say that `place` has come and wait for all others. Raises EngineFault naming who is absent, at the group's
+    time-out or once the join is given up."""
+    keys = [f"{group.name}/came/{one}" for one in range(len(group.pools))]
     deadline = time.monotonic() + group.timeout_s
     store.set(keys[place], "1")
     while not store.check(keys):
@@ -37,4 +37,3 @@ def gather(store: KeyStore, group: StageGroup, place: int) -> None:
             absent = " ".join(str(one) for one, key in enumerate(keys) if not store.check([key]))
             why = "before the join was given up" if given_up else f"within {group.timeout_s:g} s"
             raise EngineFault(f"place {absent or 'none'} did not come {why}", field="group", value=absent)
-    group.met.set()

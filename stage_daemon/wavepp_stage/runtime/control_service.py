@@ -15,19 +15,19 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from wavepp_proto import convert, limits
-from wavepp_proto.errors import EngineFault, JoinRefused, WaveppError
+from wavepp_proto.errors import EngineFault, JoinRefused, StaleMessage, WaveppError
 from wavepp_proto.runtime.context import Context
 from wavepp_proto.runtime.logs import get_log
-from wavepp_proto.terms import Fence, JoinPlan, JoinReply
+from wavepp_proto.terms import NOTHING_LOADED, Fence, JoinPlan, JoinReply
 from wavepp_proto.v1 import control_pb2 as pb
 from wavepp_proto.v1 import control_pb2_grpc
 from wavepp_stage.core.events import ControllerHeard, FormationEnd, JoinAsked
+from wavepp_stage.core.join_plan import common_load
 from wavepp_stage.engine.base import EngineFacts, EnginePlan, LinkPlan, StageEngine
 from wavepp_stage.runtime.core_shell import CoreShell, ended_formation
 from wavepp_stage.runtime.engines import Equipment, engine_plan, link_plan, load_group, make_link
 from wavepp_stage.runtime.executor import Executor
 from wavepp_stage.runtime.grpc_link import LinkHub
-from wavepp_stage.runtime.lives import new_life
 from wavepp_stage.runtime.settings import StageSettings
 
 log = get_log("wavepp.stage.control")
@@ -55,11 +55,12 @@ class ControlService(control_pb2_grpc.StageControlServicer):
         """Held while this daemon's place in the pipeline changes: by a join, or by becoming somebody new."""
         self.on_begin: Callable[[JoinPlan], None] = lambda plan: None
         self.on_leave: Callable[[], None] = lambda: None
-        self.on_fault: Callable[[str], None] = lambda cause: None
-        """Told, on any thread, of a load that failed here and may have succeeded on other stages."""
+        self.on_loaded: Callable[[], None] = lambda: None
+        """Told, on the executor's thread, whenever `engine_load` has changed."""
         self.fenced = ""
         """Why the engine is fenced; empty while it is not. Only where all stages load together."""
-        self.engine_life = new_life() if equipment.traits.collective else 0
+        self.engine_load = NOTHING_LOADED if equipment.traits.collective else 0
+        """As in the member record."""
         self._loading: threading.Event | None = None
         """Tells the present load that nobody waits for it any more; None where engines load alone."""
         self._loaded: EnginePlan | None = None
@@ -77,21 +78,24 @@ class ControlService(control_pb2_grpc.StageControlServicer):
             # Whether anybody still waits or not, what was loaded is known: a later join may find it done.
             if self.facts is None or self._loaded != plan:
                 self._loaded = self.facts = None
-                try:
-                    self.facts = engine.load(plan, progress)
-                except Exception as error:
-                    if plan.group is not None and plan.group.met.is_set():
-                        self.on_fault(f"the load failed: {error}")
-                    raise
+                self._comes_from(NOTHING_LOADED)
+                self.facts = engine.load(plan, progress)
                 self._loaded = plan
                 self._executor.engine_failed = False
+                self._comes_from(plan.group.load if plan.group is not None else 0)
             return self.facts
 
         return await asyncio.wrap_future(self._executor.call(job))
 
-    def renewed(self) -> None:
-        """The fenced engine counts as another one from now on, and is loaded anew."""
-        self._loaded, self.fenced, self.engine_life = None, "", new_life()
+    def _comes_from(self, load: int) -> None:
+        """Where all stages load together, the others must know which load this engine comes from."""
+        if self._equipment.traits.collective and load != self.engine_load:
+            self.engine_load = load
+            self.on_loaded()
+
+    def unload(self) -> None:
+        """What the fenced engine has loaded counts for nothing from now on."""
+        self._loaded, self.fenced, self.engine_load = None, "", NOTHING_LOADED
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:
         try:
@@ -167,6 +171,10 @@ class ControlService(control_pb2_grpc.StageControlServicer):
         if not self._equipment.traits.collective:
             return made
         group = load_group(plan)
+        if group.load == common_load(plan) != self.engine_load:
+            raise StaleMessage(
+                "the plan is of a load that is over", field="engine_load", value=group.load, limit=self.engine_load
+            )
         self._loading = group.abandoned
         return replace(made, group=group)
 

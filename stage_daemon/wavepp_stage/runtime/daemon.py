@@ -48,11 +48,10 @@ from wavepp_stage.runtime.engines import as_profiled, equip
 from wavepp_stage.runtime.execution_service import ExecutionService
 from wavepp_stage.runtime.executor import Executor
 from wavepp_stage.runtime.grpc_link import LinkHub
-from wavepp_stage.runtime.lives import new_incarnation
 from wavepp_stage.runtime.observability import Observer
 from wavepp_stage.runtime.report_log import wave_report
 from wavepp_stage.runtime.running_formation import Report
-from wavepp_stage.runtime.self_fence import SelfFence
+from wavepp_stage.runtime.self_fence import SelfFence, new_incarnation
 from wavepp_stage.runtime.settings import StageSettings
 from wavepp_stage.runtime.spans import record_copy
 
@@ -129,6 +128,7 @@ class StageDaemon:
 
         # the server
         self.execution = ExecutionService(self.core, self.executor, self.observer, lambda: self._draining)
+        self.control.on_loaded = self._loaded
         self.control.on_begin, self.control.on_leave = self.execution.begin, self.execution.end
         self.digests = DigestService(self.core)
         self._health = health.aio.HealthServicer()
@@ -196,7 +196,7 @@ class StageDaemon:
             groups=model.groups_of(first, last),
             # of any band: a reform may move recurrent layers to a stage that began without
             state_slots=self._state_slots(0, model.layers),
-            engine_life=self.control.engine_life,
+            engine_load=self.control.engine_load,
             gpu=self.equipment.gpu,
             pid=os.getpid(),
             version=__version__,
@@ -262,13 +262,22 @@ class StageDaemon:
     def _reborn(self, incarnation: Incarnation) -> None:
         """Everybody who shows the incarnation shows the new one; the controller learns it from the record."""
         if self.control.fenced:
-            self.control.renewed()
+            self.control.unload()
         else:
             self.observer.fenced()
         self.incarnation = self._hub.incarnation = incarnation
         self.digests.notify()  # its reader speaks to who we were
         if hasattr(self, "record"):
-            self.record = replace(self.record, incarnation=incarnation, engine_life=self.control.engine_life)
+            self.record = replace(self.record, incarnation=incarnation, engine_load=self.control.engine_load)
+            self._registrar.update(self.record)
+
+    def _loaded(self) -> None:
+        self._loop.call_soon_threadsafe(self._show_load)
+
+    def _show_load(self) -> None:
+        """What the engine has loaded is another load, or nothing any more: the next join's plans must say so."""
+        if hasattr(self, "record") and self.record.engine_load != self.control.engine_load:
+            self.record = replace(self.record, engine_load=self.control.engine_load)
             self._registrar.update(self.record)
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:

@@ -7,12 +7,14 @@ nothing else imports them.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from wavepp_proto.errors import JoinRefused
 from wavepp_proto.runtime.channels import ClientSecurity
-from wavepp_proto.terms import Incarnation, JoinPlan, LinkKind, ModelFacts
+from wavepp_proto.terms import NOTHING_LOADED, Incarnation, JoinPlan, LinkKind, ModelFacts
+from wavepp_stage.core.join_plan import common_load
 from wavepp_stage.core.machine import MakeCache, block_cache
 from wavepp_stage.engine.base import (
     ActivationLink,
@@ -136,18 +138,26 @@ def engine_plan(plan: JoinPlan, model: str) -> EnginePlan:
 def load_group(plan: JoinPlan) -> StageGroup:
     """Who loads together under `plan`. Raises JoinRefused where a peer cannot, or does not say what it loads."""
     for peer in plan.peers:
-        if not (peer.engine_life and peer.link_address and peer.last_layer > peer.first_layer):
+        if not (peer.engine_load and peer.link_address and peer.last_layer > peer.first_layer):
             raise JoinRefused(
                 f"{peer.key} does not load together with others",
-                field="engine_life", value=peer.engine_life, limit=">0",
+                field="engine_load", value=peer.engine_load, limit=">0",
             )  # fmt: skip
     return StageGroup(
-        lives=tuple(peer.engine_life for peer in plan.peers),
+        load=common_load(plan) or _load_number(plan),
         bands=tuple((peer.first_layer, peer.last_layer) for peer in plan.peers if peer.key.rank == 0),
+        pools=tuple(peer.pool_blocks for peer in plan.peers),
         name=f"{plan.fence.epoch}.{plan.fence.formation}",
         store=plan.peers[0].link_address,
         timeout_s=LOAD_MARGIN * plan.deadline_ms / 1000,
     )
+
+
+def _load_number(plan: JoinPlan) -> int:
+    """The same on all stages, and on no other join: another controller may count epochs and formations anew, but not
+    among the same incarnations."""
+    said = f"{plan.fence.epoch}.{plan.fence.formation}." + ".".join(str(peer.incarnation) for peer in plan.peers)
+    return NOTHING_LOADED + 1 + int.from_bytes(hashlib.sha256(said.encode()).digest()[:7])
 
 
 def link_plan(plan: JoinPlan, advertise_host: str, connect_timeout_s: float, wave_timeout_s: float) -> LinkPlan:

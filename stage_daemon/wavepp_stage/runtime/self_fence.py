@@ -4,14 +4,14 @@ Owns the order: leave the formation at once, wait until no wave and no copy touc
 new incarnation in the core and tell everybody who shows it. What an old message may still say, the gate
 refuses; what is published stays reusable. When to fence is the core's to say, from whichever thread
 brought it the event, or the timer of `execution_service`, that came too late. An engine that all stages
-load together is fenced by a failed load or wave: its daemon comes back with another life of the engine,
-whereupon all load again.
+load together is fenced by a failed wave: its daemon comes back with nothing loaded, whereupon all load again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -23,7 +23,6 @@ from wavepp_proto.terms import Incarnation
 from wavepp_stage.core.events import Reincarnate
 from wavepp_stage.runtime.control_service import ControlService
 from wavepp_stage.runtime.core_shell import CoreShell
-from wavepp_stage.runtime.lives import new_incarnation
 
 log = get_log("wavepp.stage.fence")
 
@@ -31,6 +30,11 @@ LONGEST_PAUSE_S = 5.0
 """Before an engine that fails over and over is tried once more."""
 IN_A_ROW_S = 30.0
 """A failure that comes later than this after the one before it has nothing to do with it."""
+
+
+def new_incarnation(after: int | None = None) -> Incarnation:
+    """Of a process, or the next one of the same: random, and larger than the one before."""
+    return Incarnation(secrets.randbits(62) | 1 if after is None else after + 1 + secrets.randbits(32))
 
 
 class SelfFence:
@@ -44,7 +48,6 @@ class SelfFence:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         core.on_fenced = self._fenced_by_core
-        control.on_fault = self._load_failed
 
     def close(self) -> None:
         for task in self._tasks:
@@ -59,9 +62,6 @@ class SelfFence:
             return  # it was left meanwhile, for whatever reason
         log.warning("formation ended", formation=formation, cause=f"the controller was silent for {silent_s:.2f} s")
         self._start(self._reincarnate(self._control.leave()), "reincarnate")
-
-    def _load_failed(self, cause: str) -> None:
-        self._loop.call_soon_threadsafe(self.fence_engine, cause)
 
     def fence_engine(self, cause: str) -> None:
         """The engine of stages that load together is broken (on the event loop): nothing runs on it until all have
