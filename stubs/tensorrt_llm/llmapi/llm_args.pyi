@@ -7,6 +7,7 @@ class KvCacheConfig:
         enable_block_reuse: bool = ...,
         enable_partial_reuse: bool = ...,
         max_tokens: int | None = ...,
+        max_util_for_resume: float = ...,
         host_cache_size: int | None = ...,
         tokens_per_block: int = ...,
         event_buffer_max_size: int = ...,

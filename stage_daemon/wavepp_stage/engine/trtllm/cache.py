@@ -219,6 +219,7 @@ class TrtllmCache(Figures):
         if pin is not None and not hold.desk.fault:
             with hold.desk.guarded("let a prefix go"):
                 hold.desk.unpin(pin)
+                hold.desk.look()
 
     def _give_back(self, hold: TrtllmHold) -> None:
         """Once: a second release finds nothing."""

@@ -59,6 +59,7 @@ def make_executor(args: ExecutorArgs) -> Executor:
         enable_block_reuse=True,
         enable_partial_reuse=False,  # an endpoint is a block boundary, the same on every stage
         max_tokens=args.pool_blocks * args.block_tokens,
+        max_util_for_resume=1.0,  # a claim is followed by its whole reservation: nothing resumed needs room to grow
         host_cache_size=args.host_bytes,
         tokens_per_block=args.block_tokens,
         event_buffer_max_size=args.events,
