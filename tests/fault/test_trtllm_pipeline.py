@@ -159,6 +159,27 @@ def _said(cluster: Processes, words: str) -> bool:
     return child is not None and child.log.exists() and words in child.log.read_text(errors="replace")
 
 
+async def test_answers_are_the_unsplit_model_s_when_stages_have_two_ranks(
+    tmp_path: Path, on_the_stand_in: pytest.MonkeyPatch
+) -> None:
+    """Heads split over two ranks of each of two stages: agreement and waves over four daemons. The third request
+    fails on one rank alone. The other rank of its stage waits for it inside a collective, so that all can load
+    again only when that has timed out."""
+    on_the_stand_in.setenv("FAKE_TRTLLM_TIMEOUT_S", "10")
+    on_the_stand_in.setenv("FAKE_TRTLLM_FAIL_FORWARD_RANK_3", "4")
+    async with Processes(tmp_path, QUICK, stages=2, ranks=2) as cluster:
+        for name in ("FAKE_TRTLLM_FAIL_FORWARD_RANK_3", "FAKE_TRTLLM_TIMEOUT_S"):
+            on_the_stand_in.delenv(name)
+        prompt = random_prompt(70, 100)
+        assert (await cluster.run(prompt).succeeds()).cached_tokens == 0
+        assert (await cluster.run(prompt).succeeds()).cached_tokens == 96
+        outcome = await cluster.run(random_prompt(71, 100)).outcome()
+        assert isinstance(outcome, WaveppError), outcome
+        assert outcome.retryable
+        await cluster.serving(cluster.first + 1)
+        await cluster.run(prompt).succeeds()
+
+
 async def test_all_stages_load_again_when_a_forward_fails_on_one(
     tmp_path: Path, on_the_stand_in: pytest.MonkeyPatch
 ) -> None:
