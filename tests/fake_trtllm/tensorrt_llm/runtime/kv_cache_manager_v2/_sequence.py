@@ -7,14 +7,14 @@ has their numbers in its page index buffers. Only `_manager.py` makes one.
 
 from __future__ import annotations
 
-import array
 import enum
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..._fake.owner import Owner, owned
 from ._commit import SeqBlock, commit_block
-from ._common import BAD_PAGE_INDEX, DEFAULT_BEAM_INDEX, GPU_LEVEL, LogicError, OutOfPagesError, ReuseScope, Tokens
+from ._common import GPU_LEVEL, LogicError, OutOfPagesError, ReuseScope, Tokens
+from ._page_indices import PageIndices
 from ._storage import Page
 from ._tree import Match
 
@@ -31,7 +31,7 @@ class _Status(enum.Enum):
 KvCacheStatus = _Status
 
 
-class _KVCache:
+class _KVCache(PageIndices):
     Status = _Status
 
     def __init__(
@@ -45,6 +45,7 @@ class _KVCache:
         text_only: bool | None = None,
         enable_request_stats: bool = False,
     ) -> None:
+        super().__init__()
         self.id = id
         self.cuda_stream: int | None = None
         self.manager = manager
@@ -58,7 +59,6 @@ class _KVCache:
         self._status = _Status.SUSPENDED
         self._never_resumed = True
         self._committing = True
-        self._buffers: dict[int, Any] = {}
         if reuse_match is not None and reuse_match.num_tokens:
             self._claim(reuse_match)
 
@@ -145,7 +145,7 @@ class _KVCache:
             raise ValueError("History length cannot be greater than capacity")
         count = -(-capacity // self.tokens_per_block)
         if count > len(self.blocks):
-            if any(len(buffer) < count for buffer in self._buffers.values()):
+            if self._shortest() < count:
                 raise ValueError("User-provided base page indices is too short")
             try:
                 pages = self._new_pages(self.manager.attention_group, count - len(self.blocks))
@@ -155,7 +155,7 @@ class _KVCache:
         while len(self.blocks) > count:
             self._drop_last()
         self._capacity, self._history = capacity, history
-        self._write_indices()
+        self._write()
         return True
 
     def _new_pages(self, group: int | None, count: int) -> list[Page | None]:
@@ -177,6 +177,11 @@ class _KVCache:
         if self.is_active:
             self._storage.unlock(page)
         self._storage.unhold(page)
+
+    def _pages(self, layer_group_id: int) -> list[Page | None]:
+        if layer_group_id == self.manager.recurrent_group:
+            return [self.recurrent]
+        return [block.page for block in self.blocks]
 
     # --- states ----------------------------------------------------------------------------------
 
@@ -211,7 +216,7 @@ class _KVCache:
         if self._never_resumed:
             self._copy_private(fresh)
         self._never_resumed = False
-        self._write_indices()
+        self._write()
         return True
 
     def _private_pages(self, owned: list[Page]) -> dict[int, Page]:
@@ -254,7 +259,7 @@ class _KVCache:
         assert self._status is _Status.ACTIVE
         for page in self._owned():
             self._storage.unlock(page)
-        self._buffers.clear()
+        self._unbind()
         self._status = _Status.SUSPENDED
 
     @owned
@@ -279,7 +284,7 @@ class _KVCache:
             self.recurrent = None
         while self.blocks:
             self._drop_last()
-        self._buffers.clear()
+        self._unbind()
         self._capacity = self._history = 0
         self.tokens.clear()
         self._status = _Status.CLOSED
@@ -307,7 +312,7 @@ class _KVCache:
         for index in range(before, len(self.tokens) // self.tokens_per_block):
             commit_block(self, index)
         self._history = max(self._history, len(self.tokens))
-        self._write_indices()
+        self._write()
         if is_end:
             self.stop_committing()
 
@@ -320,29 +325,3 @@ class _KVCache:
         if len(self.tokens) % self.tokens_per_block and not self._never_resumed:
             commit_block(self, len(self.tokens) // self.tokens_per_block)
         self._committing = False
-
-    # --- page indices ----------------------------------------------------------------------------
-
-    def set_base_page_index_buf(self, beam_idx: int, layer_group_id: int, buf: memoryview | None) -> None:
-        """int32 buffer that always holds the numbers of this sequence's pages; None takes it away."""
-        assert beam_idx == DEFAULT_BEAM_INDEX
-        if buf is None:
-            self._buffers.pop(layer_group_id, None)
-        else:
-            self._buffers[layer_group_id] = buf
-            self._write_indices()
-
-    def _write_indices(self) -> None:
-        for group, buffer in self._buffers.items():
-            numbers = self.get_base_page_indices(group)
-            rest = len(buffer) - len(numbers)
-            buffer[:] = memoryview(numbers + array.array("i", [BAD_PAGE_INDEX] * rest))
-
-    def get_base_page_indices(self, layer_group_id: int, beam_id: int = DEFAULT_BEAM_INDEX) -> array.array[int]:
-        """Slots of this sequence's blocks, in order; BAD_PAGE_INDEX while it is suspended."""
-        if layer_group_id == self.manager.recurrent_group:
-            pages = [self.recurrent]
-        else:
-            pages = [block.page for block in self.blocks]
-        active = self.is_active
-        return array.array("i", [page.slot if page is not None and active else BAD_PAGE_INDEX for page in pages])
