@@ -179,7 +179,7 @@ def test_events_show_after_a_flush_only_when_blocks_come_move_and_go() -> None:
     manager = make_manager(3, host=1, events=events)
     leave(manager, TWELVE)
     assert events.get_latest_events(0) == []
-    keys = [key.hex() for _, key in sequence_to_blockchain_keys(BLOCK, SCOPE, TWELVE)]
+    keys = [key.hex() for block, key in sequence_to_blockchain_keys(BLOCK, SCOPE, TWELVE) if block]
     (stored,) = _flushed(events)
     assert isinstance(stored.data, KVCacheStoredData)
     assert stored.data.parent_hash is None

@@ -338,10 +338,9 @@ def block_keys(manager: Manager, tokens: list[int], salt: str | None) -> list[st
     """What events will call the full blocks of these tokens."""
     from tensorrt_llm.runtime.kv_cache_manager_v2 import ReuseScope, sequence_to_blockchain_keys
 
-    scope = ReuseScope(lora_id=None, salt=manager._derive_reuse_salt(salt))
-    size = manager.tokens_per_block
-    full = tokens[: len(tokens) // size * size]
-    return [key.hex() for _, key in sequence_to_blockchain_keys(size, scope, full)]
+    scope, size = ReuseScope(lora_id=None, salt=manager._derive_reuse_salt(salt)), manager.tokens_per_block
+    # The chain begins with the namespace itself, which is no block, and may end with a partial one.
+    return [key.hex() for block, key in sequence_to_blockchain_keys(size, scope, tokens) if len(block) == size]
 
 
 def _out_of_memory() -> type[Exception]:

@@ -141,8 +141,9 @@ class KVCacheManager:
 def sequence_to_blockchain_keys(
     tokens_per_block: int, reuse_scope: ReuseScope, tokens: Sequence[int]
 ) -> Iterator[tuple[list[int], bytes]]:
-    """(tokens, key) of every block of a prompt, the shorter last one included."""
+    """The namespace's own key, with no tokens; then (tokens, key) of every block, the shorter last one included."""
     key = root_key(reuse_scope)
+    yield [], key
     for start in range(0, len(tokens), tokens_per_block):
         block = [int(token) for token in tokens[start : start + tokens_per_block]]
         key = block_key(key, block)
