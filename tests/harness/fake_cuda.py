@@ -18,11 +18,14 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from transformers import PretrainedConfig
 
+from wavepp_stage.engine.base import EnginePlan
 from wavepp_stage.engine.torch import engine as engine_module
 from wavepp_stage.engine.torch import host_tier, side_stream, weights
 from wavepp_stage.engine.torch.facts import read_header
+from wavepp_stage.engine.torch.model import Band, build_band
 
 CUDA = torch.device("cuda", 0)
 COMPUTE = "compute"
@@ -77,6 +80,13 @@ class _Recorder(TorchDispatchMode):
         self._cuda = cuda
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace != "aten":  # a question about a tensor
+            return func(*args, **(kwargs or {}))
+        with self:
+            # What inference mode does not take apart on its way here, and could not below.
+            parts = func.decompose(*args, **(kwargs or {}))
+        if parts is not NotImplemented:
+            return parts
         out = func(*args, **(kwargs or {}))
         tensors = [one for one in (*args, out) if isinstance(one, Tensor)]
         if any(one.device == CUDA for one in tensors):
@@ -119,10 +129,18 @@ _METHODS: dict[str, Any] = {
     "__getitem__": _view,
     "__setitem__": lambda tensor, index, value: _copy(_view(tensor, index), value),
     "copy_": _copy,
-    "contiguous": lambda tensor: tensor if tensor.is_contiguous() else torch.clone(tensor, memory_format=torch.contiguous_format),
+    "contiguous": lambda tensor: (
+        tensor if tensor.is_contiguous() else torch.clone(tensor, memory_format=torch.contiguous_format)
+    ),
     "float": lambda tensor: _to(tensor, torch.float32),
     "cpu": lambda tensor: torch.ops.aten._to_copy(tensor, device=torch.device("cpu")),
 }
+
+
+def _build_band(config: PretrainedConfig, plan: EnginePlan, dtype: torch.dtype) -> Band:
+    """Outside: modules on the meta device do not mix with fake tensors until they have weights."""
+    with _disable_current_modes():
+        return build_band(config, plan, dtype)
 
 
 class _Weights:
@@ -150,10 +168,12 @@ def fake_cuda(patch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     patch.setattr(torch.cuda, "current_stream", cuda.current_stream)
     for name, method in _METHODS.items():
         patch.setattr(FakeTensor, name, method, raising=False)
+    patch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     patch.setattr(weights, "safe_open", _Weights)
+    patch.setattr(engine_module, "build_band", _build_band)
     patch.setattr(engine_module, "device_of", lambda name: CUDA)
     patch.setattr(engine_module, "claim", lambda device: None)
     patch.setattr(engine_module, "check_fit", lambda plan, band, device: None)
     patch.setattr(side_stream.SideStream, "landing", lambda side, like: torch.empty(like.shape, dtype=like.dtype))
-    with FakeTensorMode(), _Recorder(cuda):
+    with FakeTensorMode(allow_non_fake_inputs=True), _Recorder(cuda):
         yield cuda

@@ -73,7 +73,8 @@ def test_every_tensor_is_on_the_device_when_stages_run_there(
     cuda: FakeCuda, folders: dict[str, Path], drawn: list[torch.Tensor], family: str
 ) -> None:
     """Whole prompts, chunks over scattered blocks and over runs of them, reuse, void rows: first, middle, last stage."""
-    pipeline = pipeline_of(folders, family)
+    # torch says of grouped products, as experts use them, that they take nothing but bfloat16 when nothing is computed.
+    pipeline = pipeline_of(folders, family, dtype="float32" if family == "llama" else "bfloat16")
     drawn.clear()
     for engine in pipeline.engines:
         tensors = [*engine.band.model.parameters(), *engine.band.model.buffers(), *engine.cache.pools]

@@ -82,9 +82,7 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Any:
     return build
 
 
-@pytest.mark.parametrize(
-    ("stage", "moves"), [(0, [("send", 1)]), (1, [("recv", 0), ("send", 2)]), (2, [("recv", 1)])]
-)
+@pytest.mark.parametrize(("stage", "moves"), [(0, [("send", 1)]), (1, [("recv", 0), ("send", 2)]), (2, [("recv", 1)])])
 def test_every_edge_meets_when_the_link_opens(connect: Any, stage: int, moves: list[tuple[str, int]]) -> None:
     group = Group()
     connect(group, plan_of(stage))

@@ -210,7 +210,7 @@ class TorchEngine:
         final = [(last, index, sampling) for last, index, sampling in ends if sampling is not None]
         if not final:
             return WaveOutcome(None)
-        lasts = torch.tensor([last for last, _, _ in final], device=self._device)
+        lasts = torch.from_numpy(np.array([last for last, _, _ in final], np.int64)).to(self._device)
         logits = loaded.band.logits(hidden.index_select(0, lasts))
         return WaveOutcome(None, sample_rows(logits, [(index, sampling) for _, index, sampling in final]))
 
