@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -246,3 +247,13 @@ def test_unpublished_prompt_is_given_back_when_it_never_ran(stage: AloneStage) -
     stage.release("a")
     assert isinstance(stage.admit("a2", prompt(40)), Prompted)
     assert stage.cache.cached_blocks == 0
+
+
+def test_weights_of_a_closed_load_are_gone_although_a_hold_outlives_it(stage: AloneStage) -> None:
+    stage.admit("a", prompt(40))
+    executor = weakref.ref(stage.desk.executor)
+    stage.load()
+    assert executor() is None
+    stage.cache.end_formation(1)
+    stage.cache.executor_stopped(1)
+    assert stage.prefill("b", prompt(40)) == 0

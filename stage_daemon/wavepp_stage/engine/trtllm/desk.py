@@ -94,11 +94,16 @@ class Desk:
         del self._pins[id(pin)]
         pin.close()
 
-    def drop_pins(self) -> None:
-        """Before the manager is shut down, which refuses while anything is open that it does not know by request."""
-        for pin in self._pins.values():
+    def close(self) -> None:
+        """Ask nothing any more, and hold nothing: a hold that outlives the load must not keep its weights. Before the
+        manager is shut down, which refuses while a cache is open that it does not know by request."""
+        self.fence("the engine was closed")
+        pins, self._pins = list(self._pins.values()), {}
+        self.requests.clear()
+        self._reserved.clear()
+        del self.executor, self.manager
+        for pin in pins:
             pin.close()
-        self._pins.clear()
 
     def reserve(self, tokens: list[int], salt: str | None, endpoint: int) -> compat.Request | None:
         """A row, exactly `endpoint` tokens of cached prefix and pages for the whole prompt; None, and nothing taken,

@@ -7,6 +7,7 @@ load again, all together. One executor thread calls every method. Never executed
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -89,8 +90,16 @@ class TrtllmEngine:
 
     def close(self) -> None:
         loaded, self._loaded = self._loaded, None
-        if loaded is not None:
+        if loaded is None:
+            return
+        try:
             loaded.close()
+        finally:
+            # An executor is full of cycles, and its weights must be gone before others are loaded.
+            del loaded
+            gc.collect()
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()
 
     # --- waves ------------------------------------------------------------------------------------
 

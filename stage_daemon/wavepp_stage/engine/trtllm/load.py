@@ -46,10 +46,9 @@ class Loaded:
 
     def close(self) -> None:
         """Free the cache and leave the group; the desk answers nothing any more."""
-        self.desk.fence("the engine was closed")
         self.port.drop()
         try:
-            self.desk.drop_pins()
+            self.desk.close()
             compat.close_executor(self.executor)
         finally:
             self.meeting.leave(compat.forget_group)
