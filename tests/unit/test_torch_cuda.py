@@ -72,7 +72,7 @@ def pipeline_of(folders: dict[str, Path], family: str, **more: Any) -> Pipeline:
 def test_every_tensor_is_on_the_device_when_stages_run_there(
     cuda: FakeCuda, folders: dict[str, Path], drawn: list[torch.Tensor], family: str
 ) -> None:
-    """Whole prompts, chunks over scattered blocks and over runs of them, reuse, void rows: first, middle, last stage."""
+    """Whole prompts, chunks over scattered blocks and over runs of them, reuse, void rows; on all stages."""
     # torch says of grouped products, as experts use them, that they take nothing but bfloat16 when nothing is computed.
     pipeline = pipeline_of(folders, family, dtype="float32" if family == "llama" else "bfloat16")
     drawn.clear()
@@ -132,7 +132,7 @@ def test_engine_refuses_every_load_when_the_device_is_lost(
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(synchronize=synchronize))
     with pytest.raises(RuntimeError, match="illegal memory access"):
         engine.run(pipeline.work(0, [Chunk(sequence, 40)]), None)
-    with pytest.raises(EngineFault, match="start it again: an illegal memory access was encountered$") as caught:
+    with pytest.raises(EngineFault, match=r"start it again: an illegal memory access was encountered$") as caught:
         engine.load(pipeline.plans[0], lambda done, total: None)
     assert caught.value.fields["field"] == "device"
 

@@ -108,7 +108,7 @@ def test_no_stage_waits_in_a_circle_when_edges_meet(stages: int) -> None:
 
 def test_connecting_is_refused_with_the_way_out_when_nccl_finds_a_shared_gpu(connect: Any) -> None:
     group = Group(finish=lambda kind, peer: "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1b000")
-    with pytest.raises(LinkFault, match="a GPU for each stage.*Duplicate GPU detected") as caught:
+    with pytest.raises(LinkFault, match=r"a GPU for each stage.*Duplicate GPU detected") as caught:
         connect(group, plan_of(0))
     assert caught.value.fields["limit"] == "gloo"
     assert group.aborted.wait(30)
