@@ -58,6 +58,7 @@ def test_trace_context_is_left_out_when_it_is_longer_than_w3c_asks_to_carry(
     assert found == terms.TraceContext(*kept)
 
 
+@pytest.mark.engines("emulated", "engine-thread", why="the stand-in takes minutes for a prompt of this length")
 async def test_formation_serves_on_when_a_tracestate_and_its_prompt_together_pass_the_message_limit() -> None:
     trace = common_pb2.TraceContext(traceparent=PARENT, tracestate="a=" + "b" * 4_000_000)
     tokens = 45_000  # with the hashes of its blocks, a frame of 4.27 MB; alone a request of 4.18 MB

@@ -240,9 +240,7 @@ class Processes:
                 seen.append(error)
             else:
                 seen.append(audit)
-            return (
-                audit if audit is not None and is_quiet(audit, len(self.local.plan.places)) else None
-            )
+            return audit if audit is not None and is_quiet(audit, len(self.local.plan.places)) else None
 
         try:
             return await eventually(quiet, within=30)
