@@ -59,7 +59,11 @@ class Chosen:
 
 
 def choose(engine_name: str, model: str, wave_tokens: int) -> Chosen:
-    """What stands for `model` in this run. Skips the test if nothing can."""
+    """What stands for `model` in this run: a preset's likeness, or a torch engine's folder itself. Skips the test if
+    nothing can."""
+    stand_in = {"PYTHONPATH": os.pathsep.join(filter(None, (str(FAKE), os.environ.get("PYTHONPATH"))))}
+    if engine_name == "torch" and in_processes():
+        return Chosen("trtllm", model, "cpu", stand_in)
     if engine_name != "emulated" or chosen_engine() == "emulated":
         return Chosen(engine_name, model)
     if chosen_engine() == "engine-thread":
@@ -69,8 +73,7 @@ def choose(engine_name: str, model: str, wave_tokens: int) -> Chosen:
         pytest.skip("the trtllm engine serves no recurrent layers")
     # The stand-in takes one time for every wave: that of a full one.
     wave_ms = round((preset.wave_us + preset.token_us * wave_tokens) / 1000)
-    environment = {"PYTHONPATH": os.pathsep.join(filter(None, (str(FAKE), os.environ.get("PYTHONPATH"))))}
-    environment |= {"FAKE_TRTLLM_FORWARD_MS": str(wave_ms)} if wave_ms else {}
+    environment = stand_in | ({"FAKE_TRTLLM_FORWARD_MS": str(wave_ms)} if wave_ms else {})
     _served.append(model_folder(preset.layers, preset.vocabulary, preset.window))
     return Chosen("trtllm", str(_served[-1]), "cpu", environment)
 
