@@ -116,6 +116,8 @@ def torch_cluster(host: Host) -> str:
 
 def killed_stage(host: Host) -> str:
     """SIGKILL in the middle of a prompt; the stage comes back, its GPU memory came back before."""
+    made = Cluster(host, "torch", 2)
+    made.plain.logits(prompt(200))  # what this process takes of the GPU it has by now
     free = torch.cuda.mem_get_info(host.device)[0] if host.cuda else 0
 
     async def story(cluster: Cluster) -> str:
@@ -140,7 +142,7 @@ def killed_stage(host: Host) -> str:
         await cluster.answer(prompt(200, 1))
         return f"serving again after {seconds:.1f} s; the prompt under way: {ended}"
 
-    said = Cluster(host, "torch", 2).tell(story)
+    said = made.tell(story)
     if host.cuda:
         left = free - torch.cuda.mem_get_info(host.device)[0]
         assert left < 64 << 20, f"{left >> 20} MiB of the GPU are not back"

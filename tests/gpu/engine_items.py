@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from transformers import LlamaConfig
 
@@ -24,8 +25,9 @@ B = 16
 def pipeline(host: Host, family: str, stages: int, dtype: str = "float32", **more: Any) -> Pipeline:
     layers = layers_of(family)
     bounds = [layers * stage // stages for stage in range(stages + 1)]
-    return Pipeline(host.model(family), bounds, block_tokens=B, pool_blocks=192, wave_tokens=512,
-                    state_slots=8 if family == "qwen3_next" else 0, device=str(host.device), dtype=dtype, **more)  # fmt: skip
+    slots = 8 if family == "qwen3_next" else 0
+    return Pipeline(host.model(family), bounds, block_tokens=B, pool_blocks=192, wave_tokens=512, state_slots=slots,
+                    device=str(host.device), dtype=dtype, **more)  # fmt: skip
 
 
 def device(host: Host) -> str:
@@ -194,14 +196,19 @@ def wave_time(host: Host) -> str:
     host.need_cuda()
     made = bigger(host)
     one_wave(made, 0)
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    alone_ms = 1000 * one_wave(made, 1)
+    square = torch.randn(4096, 4096, device=host.device)
+    cuda: Any = torch.cuda  # its classes carry no types
+    start, end = (cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
-    host_ms = 1000 * one_wave(made, 1)
+    for _ in range(100):
+        square @ square
     end.record()
-    end.synchronize()
-    gpu_ms = start.elapsed_time(end)
-    assert 0.5 * gpu_ms <= host_ms <= 1.2 * gpu_ms + 1, f"reported {host_ms:.2f} ms, on the GPU {gpu_ms:.2f} ms"
-    return f"reported {host_ms:.2f} ms, between two events on the GPU {gpu_ms:.2f} ms"
+    # Launched behind work that is known to take long: whoever measures launches would not see it.
+    behind_ms = 1000 * one_wave(made, 2)
+    before_ms = start.elapsed_time(end)
+    assert behind_ms > 0.7 * before_ms, f"{behind_ms:.1f} ms reported behind {before_ms:.1f} ms of other work"
+    return f"a wave of {alone_ms:.1f} ms, and of {behind_ms:.1f} ms behind {before_ms:.1f} ms of other work"
 
 
 def memory(host: Host) -> str:
@@ -211,13 +218,9 @@ def memory(host: Host) -> str:
     before = torch.cuda.memory_allocated(host.device)
     plan = pipeline(host, "llama", 1).plans[0]
     engine = TorchEngine(device=str(host.device))
-    try:
+    with pytest.raises(EngineFault, match="exceed") as refused:
         engine.load(replace(plan, pool_blocks=2**40), lambda done, total: None)
-    except EngineFault as fault:
-        assert fault.fields["field"] == "pool_blocks", fault
-        limit = fault.fields["limit"]
-    else:
-        raise AssertionError("a pool of 2^40 blocks was accepted")
+    limit = refused.value.fields["limit"]
     engine.load(plan, lambda done, total: None)
     held = torch.cuda.memory_allocated(host.device) - before
     engine.close()

@@ -88,7 +88,8 @@ def test_every_tensor_is_on_the_device_when_stages_run_there(
     if family == "qwen3_next":
         third.restore = pipeline.free_slots.pop()
     outcomes = pipeline.outcomes([Chunk(third, 58)])
-    assert [one.payload.device for one in outcomes[:-1]] == [CUDA, CUDA]
+    payloads: list[Any] = [one.payload for one in outcomes[:-1]]
+    assert [payload.device for payload in payloads] == [CUDA, CUDA]
     assert [(logits.device, logits.dtype, len(logits)) for logits in drawn] == [
         (CUDA, torch.float32, 2),
         (CUDA, torch.float32, 1),
@@ -178,7 +179,7 @@ class Wire:
 
 
 def link_of(cuda: FakeCuda, engine: Any, stage: int) -> TorchLink:
-    plan = LinkPlan(LinkKind.GLOO, 1, 2, stage, 3, "", "", 0, "127.0.0.1", 1.0, 1.0)  # type: ignore[arg-type]
+    plan = LinkPlan(LinkKind.GLOO, 1, 2, stage, 3, "", "", 0, "127.0.0.1", 1.0, 1.0)
     listener = SimpleNamespace(
         on_activation=lambda header, payload: cuda.note(f"arrived on {payload.device}"), on_link_lost=pytest.fail
     )
