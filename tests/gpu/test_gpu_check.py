@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +29,15 @@ def test_nothing_is_checked_and_it_says_so_when_there_is_no_gpu(
     assert capsys.readouterr().out.startswith("no GPU: ")
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found["status"], found["items"]) == (3, [])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_script_ends_with_three_when_there_is_no_gpu() -> None:
+    """In this environment: the one that it would make of itself takes minutes."""
+    script = Path(__file__).parents[2] / "scripts" / "gpu-check"
+    environment = os.environ | {"WAVEPP_GPU_PYTHON": sys.executable}
+    ended = subprocess.run([script], env=environment, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout[:8]) == (3, "no GPU: "), ended.stderr
 
 
 @pytest.mark.processes
