@@ -129,7 +129,7 @@ class Cluster:
             await self.client.close()
             await self.controller.close()
             await asyncio.gather(*(daemon.close() for daemon in self.daemons))
-            await self._stack.aclose()
+            await self._stack.__aexit__(kind, error, trace)
 
     async def _put_proxy(self) -> None:
         place = f"127.0.0.1:{free_port()}"

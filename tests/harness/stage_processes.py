@@ -1,7 +1,7 @@
 """The stages of a `Cluster` as processes, for engines of which one process can hold only one.
 
-Owns an etcd, where the test's controller and the processes meet, and the processes. Their logs stay in a
-temporary folder until the end, and are shown if a stage did not come up.
+Owns an etcd, where the test's controller and the processes meet, and the processes. Their logs lie in a
+temporary folder until the end, and are shown beside a failure.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ from wavepp_proto.runtime.etcd_server import EtcdServer
 from wavepp_proto.runtime.etcd_store import EtcdStore
 from wavepp_proto.v1 import admin_pb2, admin_pb2_grpc
 from wavepp_stage.runtime.settings import StageSettings
+
+
+SHOWN_LINES = 60
+"""The end of each stage's log, beside the failure of a test."""
 
 
 class StageProcesses:
@@ -83,4 +87,6 @@ class StageProcesses:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        for child in self.local.children.values() if error is not None else ():
+            print(f"--- {child.name}", *child.log.read_text(errors="replace").splitlines()[-SHOWN_LINES:], sep="\n")
         await self._stack.aclose()
