@@ -667,3 +667,5 @@ class JoinReply:
     loaded_layers: tuple[int, ...] = field(default=())
     state_slots: int = 0
     bytes_per_state: int = 0
+    engine_load: int = 0
+    """As in the member record, which follows."""

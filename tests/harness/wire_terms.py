@@ -190,4 +190,5 @@ REPLY = st.builds(
     CAPACITY,
     TEXT,
     several(U32),
+    engine_load=U64,
 )

@@ -94,8 +94,8 @@ class Forming:
 
     def serve(self, formation: PipelineFormation) -> tuple[PipelineFacts, dict[DaemonKey, RoundOrdinal]]:
         """All joined: what the pipeline is now, and where each daemon's round ordinals go on."""
-        for key in formation.daemons:
-            self.members.joined(key)
+        for daemon in formation.daemons.values():
+            self.members.joined(daemon.record, 0 if daemon.reply is None else daemon.reply.engine_load)
         self.facts = formation.facts()
         return self.facts, self._rounds_of({key: daemon.record for key, daemon in formation.daemons.items()})
 

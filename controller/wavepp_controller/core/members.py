@@ -107,10 +107,13 @@ class Members:
         for key in [key for key, member in self._members.items() if member.gone]:
             self._bury(key)
 
-    def joined(self, key: DaemonKey) -> None:
-        """It answered: whatever made it count as lost is over."""
-        if key in self._members:
-            self._members[key].lost_until = None
+    def joined(self, standing: MemberRecord, load: int) -> None:
+        """It answered: whatever made it count as lost is over, and its engine comes from this load (0: alone)."""
+        member = self._members.get(standing.key)
+        if member is not None:
+            member.lost_until = None
+            if member.record.incarnation == standing.incarnation:
+                member.record = replace(member.record, engine_load=load)
 
     def next_return(self, now: float) -> float | None:
         """When a lost member may be asked again."""

@@ -140,6 +140,7 @@ def join_reply_to_pb(reply: JoinReply) -> pb.JoinResponse:
         loaded_layers=reply.loaded_layers,
         state_slots=reply.state_slots,
         bytes_per_state=reply.bytes_per_state,
+        engine_load=reply.engine_load,
     )
 
 
@@ -160,6 +161,7 @@ def join_reply_from_pb(msg: pb.JoinResponse) -> JoinReply:
         loaded_layers=tuple(msg.loaded_layers),
         state_slots=msg.state_slots,
         bytes_per_state=msg.bytes_per_state,
+        engine_load=msg.engine_load,
     )
 
 

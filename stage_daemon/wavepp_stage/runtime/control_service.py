@@ -164,6 +164,7 @@ class ControlService(control_pb2_grpc.StageControlServicer):
             loaded_layers=facts.loaded_layers,
             state_slots=plan.state_slots,
             bytes_per_state=facts.bytes_per_state,
+            engine_load=self.engine_load,
         )
 
     def _engine_plan(self, plan: JoinPlan) -> EnginePlan:
