@@ -11,11 +11,30 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.harness import variant
+
 # A shared machine stalls a draw for seconds at will: no deadline, and slowness alone is no failure.
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # In CI the same examples every time: a red run there can be repeated anywhere.
 settings.register_profile("ci", parent=settings.get_profile("default"), derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "default"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--engine", choices=variant.ENGINES, help="engine that the whole system is tested with")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if chosen := config.getoption("--engine"):
+        os.environ[variant.SETTING] = chosen
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out, with its reason, what cannot be said of the engine that was chosen."""
+    for item in items:
+        only = item.get_closest_marker("engines")
+        if only is not None and variant.chosen_engine() not in only.args:
+            item.add_marker(pytest.mark.skip(reason=f"not with {variant.chosen_engine()}: {only.kwargs['why']}"))
 
 
 @pytest.hookimpl(wrapper=True)

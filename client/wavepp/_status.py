@@ -90,6 +90,7 @@ class PipelineStatus:
     formation: int
     stages: int
     missing_stages: tuple[int, ...]
+    """Stages that lack a daemon, each once."""
     model: str
     model_path: str
     block_tokens: int
@@ -107,6 +108,8 @@ class PipelineStatus:
     """How admission and execution share time: overlapped, lockstep or drain."""
     last_fault: ErrorInfo | None
     """Why the last formation ended; None if none did."""
+    missing: tuple[DaemonKey, ...] = ()
+    """Places without a daemon: stage and rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +177,7 @@ def _pipeline_from_pb(message: pb.PipelineStatus) -> PipelineStatus:
         PipelineStatus,
         message,
         missing_stages=tuple(message.missing_stages),
+        missing=tuple(map(convert.daemon_key_from_pb, message.missing)),
         daemons=tuple(map(_stage_from_pb, message.daemons)),
         last_fault=convert.error_from_pb(message.last_fault) if message.HasField("last_fault") else None,
     )

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from wavepp._status import PipelineStatus
+from wavepp._status import PipelineStatus, StageStatus
 from wavepp_proto.errors import InvalidRequest
 from wavepp_proto.profile import Chunk, Profile, StageCosts, StageProfile
 
@@ -104,7 +104,12 @@ def fit(samples: Sequence[Sample], stages: int) -> tuple[StageFit, ...]:
 def profile_of(pipeline: PipelineStatus, fits: Sequence[StageFit], name: str, provenance: dict[str, Any]) -> Profile:
     """Sizes as the pipeline has them. Links, copies and which layers attend are not measured: 0, and every second
     where a stage has both kinds."""
-    daemons = sorted(pipeline.daemons, key=lambda daemon: daemon.key.stage)
+    poorest: dict[int, StageStatus] = {}
+    for daemon in pipeline.daemons:  # a stage has room for what its poorest rank has
+        known = poorest.get(daemon.key.stage)
+        if known is None or daemon.pool_blocks < known.pool_blocks:
+            poorest[daemon.key.stage] = daemon
+    daemons = [poorest[stage] for stage in sorted(poorest)]
     groups = {group for daemon in daemons for group in daemon.groups}
     every = 1 if "recurrent" not in groups else 2 if "attention" in groups else 0
     stages = tuple(

@@ -1,4 +1,4 @@
-"""A whole cluster on this machine: etcd, a controller and P stages, each a process of its own.
+"""A whole cluster on this machine: etcd, a controller and every stage daemon, each a process of its own.
 
 Owns the child processes from start to end: they die with this process, whatever ends it. Used by
 `wavepp up`, the demo and the fault tests. It knows the other packages only as `python -m` names;
@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ import grpc.aio
 
 from wavepp._paths import make_writable
 from wavepp.local_plan import LocalPlan
+from wavepp_proto import convert
 from wavepp_proto.errors import PipelineUnavailable, WaveppError
 from wavepp_proto.runtime.channels import ClientSecurity, open_channel
 from wavepp_proto.runtime.child import child_argv
@@ -28,6 +29,7 @@ from wavepp_proto.runtime.election import find_leader
 from wavepp_proto.runtime.etcd_client import EtcdOptions
 from wavepp_proto.runtime.etcd_server import EtcdServer
 from wavepp_proto.runtime.etcd_store import EtcdStore
+from wavepp_proto.terms import DaemonKey
 from wavepp_proto.v1 import admin_pb2, admin_pb2_grpc
 
 __all__ = ["Child", "LocalCluster", "LocalPlan"]
@@ -77,8 +79,8 @@ class LocalCluster:
                 self.etcd = await EtcdServer.start()
                 say(f"etcd {self.etcd.binary.version} at {self.etcd.endpoint} (pid {self.etcd.pid})")
             await self.start_controller()
-            for stage in range(self.plan.stages):
-                await self.start_stage(stage)
+            for stage, rank in self.plan.places:
+                await self.start_stage(stage, rank=rank)
             self.address = await self._leader(deadline)
             say(f"controller at {self.address} (pid {self.children['controller'].process.pid})")
             return await self.wait_serving(deadline, say)
@@ -99,20 +101,27 @@ class LocalCluster:
             argv += ["--link", plan.link]
         return await self._spawn("controller", argv)
 
-    async def start_stage(self, stage: int, listen: str = "127.0.0.1:0", advertise: str | None = None) -> Child:
+    async def start_stage(
+        self, stage: int, listen: str = "127.0.0.1:0", advertise: str | None = None, *, rank: int = 0
+    ) -> Child:
         """Start (or start again) one stage daemon; `advertise` is where others reach it, if not at `listen`."""
         plan = self.plan
         argv = ["wavepp_stage", *self._common(), "--listen", listen, "--pipeline", plan.pipeline]
         argv += ["--advertise", advertise] if advertise else []
         argv += ["--stage", str(stage), "--stages", str(plan.stages), "--model", plan.model, "--engine", plan.engine]
+        argv += ["--rank", str(rank), "--ranks", str(plan.ranks)]
         argv += ["--block-tokens", str(plan.block_tokens), "--wave-tokens", str(plan.wave_tokens)]
-        argv += ["--pool-blocks", _of(plan.pool_blocks, stage), "--host-pool-blocks", _of(plan.host_pool_blocks, stage)]
-        argv += ["--state-slots", _of(plan.state_slots, stage), "--device", plan.device, "--dtype", plan.dtype]
+        argv += ["--pool-blocks", plan.of(plan.pool_blocks, stage, rank)]
+        argv += ["--host-pool-blocks", plan.of(plan.host_pool_blocks, stage, rank)]
+        argv += ["--state-slots", plan.of(plan.state_slots, stage, rank)]
+        for option, value in (("device", plan.device), ("dtype", plan.dtype)):
+            argv += [f"--{option}", value] if value is not None else []
         if plan.layers:
-            argv += ["--layers", _of(plan.layers, stage)]
+            argv += ["--layers", plan.layers[stage]]
         if plan.threads is not None:
             argv += ["--threads", str(plan.threads)]
-        return await self._spawn(f"stage-{stage}", argv)
+        own_gpu = plan.engine == "trtllm" and plan.device != "cpu"
+        return await self._spawn(plan.name(stage, rank), argv, stage * plan.ranks + rank if own_gpu else None)
 
     def _common(self) -> list[str]:
         plan, etcd = self.plan, self._etcd_options()
@@ -132,7 +141,8 @@ class LocalCluster:
             return self.etcd.options
         return EtcdOptions(tuple((plan.etcd or "").split(",")), plan.etcd_ca, plan.etcd_cert, plan.etcd_key)
 
-    async def _spawn(self, name: str, argv: list[str]) -> Child:
+    async def _spawn(self, name: str, argv: list[str], gpu: int | None = None) -> Child:
+        """`gpu`: the only one that the process sees; None leaves it all of them."""
         log = self.log_dir / f"{name}.log"
         with log.open("ab") as sink:
             process = await asyncio.create_subprocess_exec(
@@ -142,7 +152,7 @@ class LocalCluster:
                 stderr=sink,
                 # Ctrl-C in a terminal goes to us alone; we stop the children in order
                 start_new_session=True,
-                env=_environment(),
+                env=_environment() | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": str(gpu)}),
             )
         child = self.children[name] = Child(name, process, log)
         return child
@@ -167,8 +177,8 @@ class LocalCluster:
         self, deadline: float, say: Callable[[str], None] = lambda text: None
     ) -> admin_pb2.StatusResponse:
         """Until the pipeline serves; `deadline` is a time.monotonic() value."""
-        heard: set[int] = set()
-        missing = f"no daemon for stage {', '.join(map(str, range(self.plan.stages)))}"
+        heard: set[DaemonKey] = set()
+        missing = "the controller knows of no daemon"
         while time.monotonic() < deadline:
             self._check_children()
             with contextlib.suppress(grpc.aio.AioRpcError):
@@ -176,9 +186,10 @@ class LocalCluster:
                 found = next((p for p in status.pipelines if p.pipeline == self.plan.pipeline), None)
                 if found is not None:
                     for daemon in found.daemons:
-                        if daemon.key.stage not in heard:
-                            heard.add(daemon.key.stage)
-                            say(f"stage {daemon.key.stage} at {daemon.address} (pid {daemon.pid})")
+                        key = convert.daemon_key_from_pb(daemon.key)
+                        if key not in heard:
+                            heard.add(key)
+                            say(f"{key.place} at {daemon.address} (pid {daemon.pid})")
                     if found.state == "serving":
                         return status
                     missing = _what_is_missing(found, status)
@@ -237,10 +248,6 @@ class LocalCluster:
             await child.process.wait()
 
 
-def _of(values: Sequence[object], stage: int) -> str:
-    return str(values[stage] if len(values) > 1 else values[0])
-
-
 def _environment() -> dict[str, str]:
     """Ours without settings meant for this command alone: every flag is passed explicitly."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WAVEPP_")}
@@ -248,8 +255,8 @@ def _environment() -> dict[str, str]:
 
 
 def _what_is_missing(pipeline: admin_pb2.PipelineStatus, status: admin_pb2.StatusResponse) -> str:
-    refused = {member.key.stage: member.error.message for member in status.refused}
-    missing = [stage for stage in pipeline.missing_stages if stage not in refused]
-    found = [f"no daemon for stage {', '.join(map(str, missing))}"] if missing else []
-    found += [f"stage {stage} is refused: {message}" for stage, message in refused.items()]
+    refused = {convert.daemon_key_from_pb(member.key): member.error.message for member in status.refused}
+    missing = [key for key in map(convert.daemon_key_from_pb, pipeline.missing) if key not in refused]
+    found = [f"no daemon for {', '.join(key.place for key in missing)}"] if missing else []
+    found += [f"{key.place} is refused: {message}" for key, message in refused.items()]
     return "; ".join(found) or pipeline.last_fault.message or f"state {pipeline.state}"

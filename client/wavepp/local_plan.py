@@ -21,12 +21,14 @@ PRESET_FORM: Final = "write emulated:key=value,... such as emulated:layers=32,vo
 
 @dataclass(frozen=True, slots=True)
 class LocalPlan:
-    """What to run. `pool_blocks`, `host_pool_blocks` and `state_slots` have one entry a stage, or one for all;
-    `layers` one a stage, or none."""
+    """What to run. `pool_blocks`, `host_pool_blocks` and `state_slots` have one entry for all, one a stage or one a
+    daemon (in the order of `places`); `layers` one a stage, or none."""
 
     model: str
     engine: str = "torch"
     stages: int = 4
+    ranks: int = 1
+    """Tensor-parallel daemons of each stage."""
     pool_blocks: Sequence[int] = (1024,)
     host_pool_blocks: Sequence[int] = (0,)
     """Blocks of the host tier; 0 = none."""
@@ -45,8 +47,9 @@ class LocalPlan:
     model_file: Path | None = None
     """Where it keeps what it learns of stage times."""
     link: str | None = None
-    device: str = "cpu"
-    dtype: str = "float32"
+    device: str | None = None
+    """None leaves it to the engine; a stage of trtllm not on `cpu` is shown one GPU of this machine, by its place."""
+    dtype: str | None = None
     threads: int | None = None
     listen: str = "127.0.0.1:7411"
     cluster: str = "default"
@@ -74,9 +77,12 @@ class LocalPlan:
     def __post_init__(self) -> None:
         _check_model(self.engine, self.model)
         _between("stages", self.stages, limits.MAX_STAGES)
-        each = {"pool_blocks": 1, "host_pool_blocks": 1, "state_slots": 1, "layers": 0}
-        for name, least in each.items():
-            counts = (least, self.stages)
+        _between("ranks", self.ranks, limits.MAX_RANKS)
+        if self.engine == "torch" and self.ranks > 1:
+            raise InvalidRequest("engine torch has no ranks", field="ranks", value=self.ranks, limit=1)
+        a_daemon = (1, self.stages, self.stages * self.ranks)
+        each = {"pool_blocks": a_daemon, "host_pool_blocks": a_daemon, "state_slots": a_daemon}
+        for name, counts in {**each, "layers": (0, self.stages)}.items():
             given = len(getattr(self, name))
             if given not in counts:
                 raise InvalidRequest(
@@ -103,6 +109,21 @@ class LocalPlan:
             link_kind(self.link)
         check_level(self.log_level)
 
+    @property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """(stage, rank) of every daemon, in order."""
+        return tuple((stage, rank) for stage in range(self.stages) for rank in range(self.ranks))
+
+    def name(self, stage: int, rank: int) -> str:
+        """Of a daemon's process: `stage-1`, or `stage-1.0` where stages have several."""
+        return f"stage-{stage}.{rank}" if self.ranks > 1 else f"stage-{stage}"
+
+    def of(self, values: Sequence[object], stage: int, rank: int) -> str:
+        """What a daemon gets of values for all, for each stage or for each daemon."""
+        if len(values) == len(self.places):
+            return str(values[stage * self.ranks + rank])
+        return str(values[stage if len(values) > 1 else 0])
+
 
 def _between(field: str, value: int, most: int, least: int = 1) -> None:
     if not least <= value <= most:
@@ -111,8 +132,8 @@ def _between(field: str, value: int, most: int, least: int = 1) -> None:
 
 
 def _check_model(engine: str, model: str) -> None:
-    """A folder for torch, a preset in the right form for emulated; what is in them, the stages find out."""
-    if engine == "torch" and not Path(model).is_dir():
+    """A folder for torch and trtllm, a preset in the right form for emulated; what is in them, the stages find out."""
+    if engine in ("torch", "trtllm") and not Path(model).is_dir():
         hint = f"; without a model: {PRESET_FORM}" if model.startswith("emulated") else ""
         raise InvalidRequest(f"no model folder {model!r}{hint}", field="model", value=model)
     _, colon, settings = model.partition(":")

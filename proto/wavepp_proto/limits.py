@@ -41,6 +41,8 @@ DIGEST_BACKLOG_HASHES: Final = 64 * 1024
 """A reader further behind than this gets a fresh snapshot."""
 MAX_BLOCK_TOKENS: Final = 1024
 MAX_STAGES: Final = 64
+MAX_RANKS: Final = 64
+"""Daemons of one stage."""
 MAX_POOL_BLOCKS: Final = 1 << 30
 """Blocks of one stage's pool: block numbers stay within 32 bits."""
 MAX_TOMBSTONES: Final = 4096

@@ -62,6 +62,16 @@ class DaemonKey:
     def __str__(self) -> str:
         return f"{self.pipeline}/{self.stage}.{self.rank}"
 
+    @property
+    def short(self) -> str:
+        """`1`, or `1.2`. Rank 0 goes without saying: most stages have no other."""
+        return f"{self.stage}.{self.rank}" if self.rank else str(self.stage)
+
+    @property
+    def place(self) -> str:
+        """In words, as `short`."""
+        return f"stage {self.stage} rank {self.rank}" if self.rank else f"stage {self.stage}"
+
 
 @dataclass(frozen=True, slots=True)
 class HoldKey:
@@ -546,6 +556,10 @@ class ModelFacts:
         return tuple(group for group, layers in groups if layers)
 
 
+NOTHING_LOADED = 1
+"""As the number of a load: before the first, and after one that failed or an engine that broke."""
+
+
 @dataclass(frozen=True, slots=True)
 class MemberRecord:
     """A daemon's registration in etcd."""
@@ -575,6 +589,11 @@ class MemberRecord:
     state_slots: int = 0
     """Slots of the recurrent group (working states and snapshots), for any band with recurrent layers; 0 where the
     model has none."""
+    engine_load: int = 0
+    """Of an engine that all stages load together: the number of the load that it comes from, the same on all who loaded
+    together, or NOTHING_LOADED. 0 for engines that load alone."""
+    gpu: str = ""
+    """What names the GPU that it computes on among all GPUs of the pipeline; empty on a CPU."""
 
 
 class LinkKind(Enum):
@@ -590,6 +609,12 @@ class Peer:
     incarnation: Incarnation
     address: str
     link_address: str
+    first_layer: int = 0
+    last_layer: int = 0
+    """Band [first_layer, last_layer)."""
+    engine_load: int = 0
+    """As in its MemberRecord: all stages load again unless all peers say the same load."""
+    pool_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -642,3 +667,5 @@ class JoinReply:
     loaded_layers: tuple[int, ...] = field(default=())
     state_slots: int = 0
     bytes_per_state: int = 0
+    engine_load: int = 0
+    """As in the member record, which follows."""

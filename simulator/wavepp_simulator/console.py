@@ -127,7 +127,7 @@ class Console:
             case ["formation", number]:
                 return lambda: world.controller.formation == int(number)
             case ["stage", place, "executes", ordinal]:
-                return lambda: world.stages[int(place)].executor.executing == int(ordinal)
+                return lambda: world.stages[world.place_named(place)].executor.executing == int(ordinal)
             case [name, "ended"]:
                 return lambda: world.clients.of(RequestId(name)).outcome is not None
             case [name, state]:

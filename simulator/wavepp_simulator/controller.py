@@ -225,7 +225,7 @@ class SimController:
         self.world.clients.hear(asked, event)
 
     def _send_round(self, key: DaemonKey, asked: Round) -> None:
-        if key.stage == 0:  # every stage is asked the same
+        if key.stage == 0 and key.rank == 0:  # every daemon is asked the same
             for prepare in asked.prepares:
                 self.world.omniscient.prepares(self, prepare.key)
         if (link := self._links.get(key)) is not None:

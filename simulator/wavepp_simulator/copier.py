@@ -74,7 +74,7 @@ class SimCopier:
         try:
             work(lot)
         except EngineFault as fault:
-            raise Violation("I3", f"stage {self._stage.place}: {fault.message}") from fault
+            raise Violation("I3", f"stage {self._stage.name}: {fault.message}") from fault
 
     def _fails(self) -> bool:
         if self.failing:

@@ -14,6 +14,8 @@ CALM = 0.3
 """Share of seeds without any fault: there a lost formation is a violation as well."""
 HARMLESS = 0.15
 """Share of seeds with faults that must cost no request."""
+RANKED = 0.2
+"""Share of seeds whose stages have two ranks."""
 SPAN_US = 600_000
 """Requests come and things break within this much virtual time."""
 CHECK_EVERY = 8
@@ -23,13 +25,16 @@ MOMENTS_US = (100_000, 200_000, 400_000)
 
 
 def draw(seed: int, requests: int) -> Plan:
-    rng = Random(f"wavepp-{seed}")
+    rng, aside = Random(f"wavepp-{seed}"), Random(f"wavepp-ranks-{seed}")
     mood = rng.random()
     calm = mood < CALM
     options = _cluster(rng, calm)
     options |= {"seed": str(seed), "check_every": str(CHECK_EVERY)}
     options |= _pace(Random(f"wavepp-pace-{seed}"))
     options |= _riding(Random(f"wavepp-riding-{seed}"))
+    # Chances of their own: a seed without ranks is the plan that it was before there were any.
+    if aside.random() < RANKED:
+        options |= _ranked(aside, options)
     acts: list[Act] = []
     streams = rng.choice(("abc", "abc", "ab"))
     for number in range(requests):
@@ -39,9 +44,10 @@ def draw(seed: int, requests: int) -> Plan:
     kinds = tuple(_FAULTS) if mood >= CALM + HARMLESS else _HARMLESS
     if not calm:
         if rng.random() < 0.3:  # hints that are behind all the time: stages hold different prefixes
-            acts.append(Act(0, f"slow s{rng.randrange(len(options['pools'].split(',')))}>c/digest 300ms"))
+            place = _name(rng.randrange(_stages(options)), aside.randrange(_ranks(options)))
+            acts.append(Act(0, f"slow s{place}>c/digest 300ms"))
         for _ in range(rng.randint(1, 4)):
-            acts += _fault(rng, options, requests, rng.choice(kinds))
+            acts += _fault(rng, aside, options, requests, rng.choice(kinds))
     return plan_of(options, acts)
 
 
@@ -101,6 +107,27 @@ def _tiers(rng: Random, stages: int, calm: bool) -> dict[str, str]:
     return options
 
 
+def _ranked(aside: Random, options: dict[str, str]) -> dict[str, str]:
+    """Another daemon for each stage, like its first one but for the sizes of its pools."""
+    pools = [(int(pool), aside.randint(6, 40)) for pool in options["pools"].split(",")]
+    found = {"ranks": "2", "pools": ",".join(f"{one},{other}" for one, other in pools)}
+    if "host" in options:
+        found["host"] = ",".join(f"{one},{aside.choice((0, 1, 4, 20))}" for one in options["host"].split(","))
+    return found
+
+
+def _ranks(options: dict[str, str]) -> int:
+    return int(options.get("ranks", "1"))
+
+
+def _stages(options: dict[str, str]) -> int:
+    return len(options["pools"].split(",")) // _ranks(options)
+
+
+def _name(stage: int, rank: int) -> str:
+    return f"{stage}.{rank}" if rank else str(stage)
+
+
 def _burst(rng: Random, options: dict[str, str]) -> list[Act]:
     """Several ask at once for one prefix that nobody has computed; their own ends differ."""
     block, pools = int(options["block"]), [int(pool) for pool in options["pools"].split(",")]
@@ -143,9 +170,10 @@ def _moment(rng: Random) -> int:
     return int(rng.random() * SPAN_US) if rng.random() < 0.6 else rng.choice(MOMENTS_US)
 
 
-def _fault(rng: Random, options: dict[str, str], requests: int, kind: str) -> list[Act]:
-    stages = len(options["pools"].split(","))
-    place = rng.randrange(stages)
+def _fault(rng: Random, aside: Random, options: dict[str, str], requests: int, kind: str) -> list[Act]:
+    stages = _stages(options)
+    stage, rank = rng.randrange(stages), aside.randrange(_ranks(options))
+    place, following = _name(stage, rank), _name(min(stage + 1, stages - 1), rank)
     at = int(rng.random() * SPAN_US) if rng.random() < 0.5 else rng.choice(MOMENTS_US) + int(rng.random() * 30_000)
     until = at + int(rng.choice((1_000, 100_000, 1_000_000, 2_000_000, 2_000_000, 15_000_000)) * rng.random())
     if kind == "row":
@@ -157,7 +185,7 @@ def _fault(rng: Random, options: dict[str, str], requests: int, kind: str) -> li
         ways = (f"c>s{place}", f"s{place}>c")
         return [Act(when, f"{verb} {way}") for when, verb in ((at, "partition"), (until, "heal")) for way in ways]
     first, then = _FAULTS[kind]
-    wire = rng.choice(_WIRES).format(place=place, following=min(place + 1, stages - 1))
+    wire = rng.choice(_WIRES).format(place=place, following=following)
     words = {
         "place": place,
         "wire": wire,

@@ -43,15 +43,15 @@ class Outcome:
 
 
 class SimEngine:
-    def __init__(self, stage: int, shape: EngineShape, owns: Callable[[HoldKey], bool]) -> None:
-        """`owns` says whether a hold still has its blocks."""
+    def __init__(self, name: str, place: int, shape: EngineShape, owns: Callable[[HoldKey], bool]) -> None:
+        """`place` among all daemons: each stores its own. `owns` says whether a hold still has its blocks."""
         self.shape = shape
         self.broken: set[str] = set()
         """Requests whose next row this stage finds wrong, by a scenario's wish."""
-        self._stage = stage
+        self._name = name
         self._owns = owns
         self._band = EmulatedBand(
-            shape.groups, shape.pool_blocks, shape.block_tokens, stage, shape.host_pool_blocks, shape.state_slots
+            shape.groups, shape.pool_blocks, shape.block_tokens, place, shape.host_pool_blocks, shape.state_slots
         )
         self._writers: dict[int, tuple[Fence, HoldKey]] = {}
 
@@ -69,7 +69,7 @@ class SimEngine:
             try:
                 out[index] = self._compute(fence, row, None if payload is None else payload[index])
             except RowRefused as fault:
-                where = f"stage {self._stage} wave {work.ordinal} {row.key.request_id}"
+                where = f"stage {self._name} wave {work.ordinal} {row.key.request_id}"
                 raise Violation("I3", f"{where}: {fault}") from None
             if row.sampling is not None:
                 token = model.choose(int(out[index][-1, 1]), VOCABULARY, row.sampling)

@@ -52,34 +52,35 @@ def etcd(world: World, words: list[str], options: dict[str, str]) -> None:
 def copies(world: World, words: list[str], options: dict[str, str]) -> None:
     """copies fail on stage 1: its next lot"""
     *_, place = words
-    mishaps.fail_copy(world, int(place))
+    mishaps.fail_copy(world, world.place_named(place))
 
 
 def break_row(world: World, words: list[str], options: dict[str, str]) -> None:
     """break r1 stage 1"""
     name, _, place = words
-    mishaps.break_row(world, int(place), name)
+    mishaps.break_row(world, world.place_named(place), name)
 
 
 def orphan(world: World, words: list[str], options: dict[str, str]) -> None:
     """orphan x stage 1: the stage holds room for x, which nobody asked for"""
     name, _, place = words
-    mishaps.plant_hold(world, int(place), name)
+    mishaps.plant_hold(world, world.place_named(place), name)
 
 
 def reform(world: World, words: list[str], options: dict[str, str]) -> None:
     """reform stage 1 blocks=12"""
     _, place = words
-    mishaps.reform(world, int(place), int(options["blocks"]))
+    mishaps.reform(world, world.place_named(place), int(options["blocks"]))
 
 
 def process(verb: str, world: World, words: list[str], options: dict[str, str]) -> None:
-    """crash | restart | pause | resume | cut | drain, of stage N or of the controller; cut link N, to the next."""
+    """crash | restart | pause | resume | cut | drain, of stage N (its rank R: N.R) or of the controller; cut link N
+    (or N.R), to the next."""
     match words:
         case ["stage", place]:
-            _STAGE[verb](world, int(place))
+            _STAGE[verb](world, world.place_named(place))
         case ["link", place] if verb == "cut":
-            mishaps.cut_link(world, int(place))
+            mishaps.cut_link(world, world.place_named(place))
         case ["controller"]:
             _CONTROLLER[verb](world)
         case _:

@@ -15,7 +15,7 @@ _OBEYED = (ev.SendVotes, ev.WaveQueued, ev.WavePrepared)
 
 
 class FenceWatch:
-    def __init__(self, stage: int) -> None:
+    def __init__(self, stage: str) -> None:
         self._stage = stage
         self._heard_at = 0.0
         """When the controller of the present formation was last heard (s)."""

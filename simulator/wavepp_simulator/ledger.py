@@ -30,7 +30,7 @@ class Ledger:
         """Rows by wave, as the first stage to get there executed them."""
 
     def executed(
-        self, epoch: Epoch, formation: Formation, stage: int, ordinal: WaveOrdinal, rows: Iterable[Row]
+        self, epoch: Epoch, formation: Formation, stage: str, ordinal: WaveOrdinal, rows: Iterable[Row]
     ) -> None:
         waves, mine = self._executed.setdefault((epoch, formation), []), tuple(rows)
         if ordinal == len(waves) + 1:
@@ -41,7 +41,7 @@ class Ledger:
             raise Violation("I1", f"stage {stage} executed other rows in wave {ordinal} of formation {formation}")
 
 
-def check_sums(stage: int, found: Inventory) -> None:
+def check_sums(stage: str, found: Inventory) -> None:
     """Always: free + cached + held + quarantined = pool on every group and tier, as far as an inventory shows it."""
     capacity, holds = found.capacity, found.holds
     blocks = (
@@ -64,7 +64,7 @@ def check_sums(stage: int, found: Inventory) -> None:
         raise Violation("I2", f"stage {stage}: escrows add up to {promised}; {capacity}")
 
 
-def check_drained(stage: int, found: Inventory) -> None:
+def check_drained(stage: str, found: Inventory) -> None:
     """I2, when every request ended and nothing is under way."""
     capacity = found.capacity
     if found.holds or found.quarantined_blocks or found.quarantined_states:
@@ -82,7 +82,7 @@ def check_drained(stage: int, found: Inventory) -> None:
         raise Violation("I2", f"stage {stage} lost blocks or slots: {found}")
 
 
-def check_known(stage: int, machine: StageMachine, votes: Votes) -> None:
+def check_known(stage: str, machine: StageMachine, votes: Votes) -> None:
     """A daemon that has heard of a request, be it in front of this very round, does not deny it."""
     known = machine.inventory().announced
     denied = [v.key for v in votes.votes if v.outcome is VoteOutcome.NOT_ANNOUNCED and v.key in known]
@@ -90,7 +90,7 @@ def check_known(stage: int, machine: StageMachine, votes: Votes) -> None:
         raise Violation("announce", f"stage {stage} says in votes {votes.fence.ordinal} that it does not know {denied}")
 
 
-def check_admitted(stage: int, machine: StageMachine, event: Admitted, prompt_tokens: int, block_tokens: int) -> None:
+def check_admitted(stage: str, machine: StageMachine, event: Admitted, prompt_tokens: int, block_tokens: int) -> None:
     """The endpoint that a client is told is held on every stage, with room for the rest on the device."""
     key, found = HoldKey(event.request_id, event.attempt), machine.inventory()
     held = next((hold for hold in found.holds if hold.key == key), None)

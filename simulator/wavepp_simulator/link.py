@@ -60,12 +60,12 @@ class SimLink:
         """The core counts on the daemon knowing these once it is asked about them: they must leave in time."""
 
     @property
-    def place(self) -> int:
-        return self.plan.key.stage
+    def name(self) -> str:
+        return self.plan.key.short
 
     @property
     def stage(self) -> SimStage:
-        return self.world.stages[self.place]
+        return self.world.stages[self.world.place_of(self.plan.key)]
 
     @property
     def settled(self) -> bool:
@@ -254,7 +254,7 @@ class SimLink:
         *,
         faulty: bool = True,
     ) -> None:
-        network, name = self.world.network, f"c>s{self.place}/control"
+        network, name = self.world.network, f"c>s{self.name}/control"
         network.call(self.controller.process, lambda: self.stage.process, name, ask, answered, within_s, faulty=faulty)
 
 

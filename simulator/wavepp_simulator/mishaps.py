@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def crash_stage(world: World, place: int) -> None:
     """Its process dies; the kernel closes its connections."""
-    _note(world, f"stage {place} crashes")
+    _note(world, f"stage {_name(world, place)} crashes")
     world.stages[place].process.kill()
 
 
@@ -31,27 +31,27 @@ def restart_stage(world: World, place: int) -> None:
     if stage.process.alive:
         crash_stage(world, place)
     stage = world.stages[place] = world.new_stage(place)
-    _note(world, f"stage {place} starts as incarnation {stage.record.incarnation}")
+    _note(world, f"stage {_name(world, place)} starts as incarnation {stage.record.incarnation}")
     world.registry.register(stage.record, stage.process)
 
 
 def pause_stage(world: World, place: int) -> None:
     """SIGSTOP: connections stay, nothing is said."""
-    _note(world, f"stage {place} is paused")
+    _note(world, f"stage {_name(world, place)} is paused")
     world.stages[place].process.pause()
 
 
 def resume_stage(world: World, place: int) -> None:
-    _note(world, f"stage {place} goes on")
+    _note(world, f"stage {_name(world, place)} goes on")
     world.stages[place].process.resume()
 
 
 def cut_stage(world: World, place: int) -> None:
     """The connection between the controller and a stage breaks, with whatever was under way."""
-    _note(world, f"the connection to stage {place} is cut", harmless=True)
+    _note(world, f"the connection to stage {_name(world, place)} is cut", harmless=True)
     for controller in (*world.deposed, world.controller):
         for key, link in controller.links.items():
-            if key.stage == place:
+            if world.place_of(key) == place:
                 link.cut()
 
 
@@ -76,7 +76,7 @@ def _notice(world: World, wire: str) -> None:
     if not world.network.silent(wire) or "c" not in wire.split("/")[0].split(">"):
         return
     for end in ends:
-        cut_stage(world, int(end.removeprefix("s")))
+        cut_stage(world, world.place_named(end.removeprefix("s")))
 
 
 def strike_wire(world: World, strike: Strike, wire: str, count: int = 0, chance: float = 0.0) -> None:
@@ -91,7 +91,7 @@ def strike_wire(world: World, strike: Strike, wire: str, count: int = 0, chance:
 
 def cut_link(world: World, place: int) -> None:
     """The activation link from a stage to the next one breaks."""
-    _note(world, f"the link from stage {place} to the next is cut")
+    _note(world, f"the link from stage {_name(world, place)} to the next is cut")
     world.stages[place].neighbours.cut()
 
 
@@ -106,14 +106,14 @@ def slow_wire(world: World, name: str, seconds: float) -> None:
 
 def break_row(world: World, place: int, request_id: str) -> None:
     """The stage's engine finds the request's next row wrong."""
-    _note(world, f"stage {place} will find {request_id} wrong", harmless=True)
+    _note(world, f"stage {_name(world, place)} will find {request_id} wrong", harmless=True)
     world.broken_rows.add(request_id)
     world.stages[place].engine.broken.add(request_id)
 
 
 def drain_stage(world: World, place: int) -> None:
     """SIGTERM to a stage: it asks, by heartbeat, to be let go."""
-    _note(world, f"stage {place} wants to leave")
+    _note(world, f"stage {_name(world, place)} wants to leave")
     world.stages[place].draining = True
 
 
@@ -142,10 +142,10 @@ def resume_controller(world: World) -> None:
 
 
 def reform(world: World, place: int, pool_blocks: int) -> None:
-    """An operator gives a stage another pool: its pipeline forms again, and that stage's cache is gone."""
-    _note(world, f"stage {place} is to have {pool_blocks} blocks")
+    """An operator gives a stage, with all its ranks, another pool: the pipeline forms again, and its cache is gone."""
+    _note(world, f"stage {_name(world, place)} is to have {pool_blocks} blocks")
     controller = world.controller
-    shapes = (StageShape(place, pool_blocks=pool_blocks),)
+    shapes = (StageShape(world.stages[place].record.key.stage, pool_blocks=pool_blocks),)
     asked = ReformAsked(PipelineId("p"), shapes, None, None, controller.now)
     controller.process.run(lambda: controller.post(asked))
 
@@ -163,13 +163,13 @@ def start_etcd(world: World) -> None:
 
 def fail_copy(world: World, place: int) -> None:
     """The stage's next lot between the tiers fails."""
-    _note(world, f"the next copy on stage {place} will fail", harmless=True)
+    _note(world, f"the next copy on stage {_name(world, place)} will fail", harmless=True)
     world.stages[place].copier.failing += 1
 
 
 def plant_hold(world: World, place: int, request_id: str) -> None:
     """The stage holds room for a request that nobody asked for."""
-    _note(world, f"stage {place} holds room for {request_id}, which nobody asked for", harmless=True)
+    _note(world, f"stage {_name(world, place)} holds room for {request_id}, which nobody asked for", harmless=True)
     stage = world.stages[place]
     assert stage.machine._cache is not None, "a stage in a formation has a cache"
     key = HoldKey(RequestId(request_id), Attempt(1))
@@ -192,6 +192,10 @@ def mend(world: World) -> None:
         replace_controller(world)
     if any(controller.process.paused for controller in (*world.deposed, world.controller)):
         resume_controller(world)
+
+
+def _name(world: World, place: int) -> str:
+    return world.stages[place].name
 
 
 def _note(world: World, what: str, *, harmless: bool = False) -> None:

@@ -25,15 +25,15 @@ class Neighbours:
 
     @property
     def following(self) -> SimStage | None:
-        """The process at the next place; None on the last stage."""
-        stage, stages = self._stage, self._stage.world.stages
-        return stages[stage.place + 1] if stage.place + 1 < stage.record.stages else None
+        """The process of the same rank of the next stage; None on the last one."""
+        place, stages = self._stage.place + self._stage.record.ranks, self._stage.world.stages
+        return stages[place] if place < len(stages) else None
 
     def dial(self, plan: JoinPlan) -> float:
         """Open the link to the next stage; seconds until it stands."""
         following, stage = self.following, self._stage
         assert following is not None, "the last stage dials nobody"
-        wire = Wire(stage.world.network, f"s{stage.place}>s{following.place}", following.process)
+        wire = Wire(stage.world.network, f"s{stage.name}>s{following.name}", following.process)
         self._link = (plan.fence, wire, following)
         following.process.on_death(lambda: self.broke(plan.fence, "the next stage is gone"))
         stage.process.on_death(lambda: wire.send(lambda: following.neighbours.upstream_closed(plan.fence)))
@@ -48,7 +48,7 @@ class Neighbours:
         stage = self._stage
         ours = stage.machine.standing
         if stage.executor.serving is None or (ours.epoch, ours.formation) != (fence.epoch, fence.formation):
-            back = stage.world.network.delay(f"s{stage.place}>s{sender._stage.place}")
+            back = stage.world.network.delay(f"s{stage.name}>s{sender._stage.name}")
             why = "activations of no present formation"
             sender._stage.process.after(back, lambda: sender.broke(fence, why))
             return
@@ -57,7 +57,7 @@ class Neighbours:
     def upstream_closed(self, fence: Fence) -> None:
         serving = self._stage.executor.serving
         if serving is not None and serving.plan.fence.epoch == fence.epoch:
-            self._stage.executor.lose_link(fence.formation, f"stage {self._stage.place - 1} closed the link")
+            self._stage.executor.lose_link(fence.formation, f"stage {self._stage.record.key.stage - 1} closed the link")
 
     def broke(self, fence: Fence, reason: str) -> None:
         """The wire to the next stage."""

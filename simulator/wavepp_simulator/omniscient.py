@@ -83,7 +83,7 @@ class Omniscient:
                 chain = short_chain(packed)
                 known = [pipeline.index.own_blocks(key, chain[at : at + 1]) for at in range(len(chain))]
                 if known != sorted(known, reverse=True):
-                    raise Violation("hint", f"digest {digest.seq} of stage {key.stage} tears {request_id}: {known}")
+                    raise Violation("hint", f"digest {digest.seq} of stage {key.short} tears {request_id}: {known}")
 
     def admits(self, controller: SimController, event: Admitted) -> None:
         key = HoldKey(event.request_id, event.attempt)
@@ -108,7 +108,7 @@ class Omniscient:
     def _contents(self, controller: SimController) -> list[Contents] | None:
         """Of all stages; None if one of them has left the controller's formation, which it may not know yet."""
         links = controller.links
-        stages = [(self._world.stages[key.stage], link.plan) for key, link in links.items()]
+        stages = [(self._world.stages[self._world.place_of(key)], link.plan) for key, link in links.items()]
         if not all(stage.process.alive and stage.plan == plan for stage, plan in stages):
             return None
         return [contents_of(stage) for stage, _ in stages]

@@ -29,8 +29,8 @@ class Opening:
         self._link = link
         self._stage, network = link.stage, link.world.network
         self._session = Session(self._stage, self)
-        self._up = {name: Wire(network, f"c>s{link.place}/{name}", self._stage.process) for name in STREAMS}
-        self._down = {name: Wire(network, f"s{link.place}>c/{name}", link.controller.process) for name in STREAMS}
+        self._up = {name: Wire(network, f"c>s{link.name}/{name}", self._stage.process) for name in STREAMS}
+        self._down = {name: Wire(network, f"s{link.name}>c/{name}", link.controller.process) for name in STREAMS}
         self._reader: DigestReader | None = None
         self._watches = 0
         self._heard_seq = 0
@@ -38,9 +38,9 @@ class Opening:
         self._beats = 0
         self._heard = self._cancelled = False
         if self._stage.process.alive:
-            self._stage.process.on_death(lambda: self._broke(f"stage {link.place} closed the connection"))
+            self._stage.process.on_death(lambda: self._broke(f"stage {link.name} closed the connection"))
         else:
-            self._broke(f"stage {link.place} closed the connection")
+            self._broke(f"stage {link.name} closed the connection")
         link.controller.process.on_death(self._close_there)
 
     @property
@@ -88,7 +88,7 @@ class Opening:
         """The connection breaks: whatever is under way is lost, both ends hear of it."""
         for wire in (*self._up.values(), *self._down.values()):
             wire.cut()
-        self._broke(f"the connection to stage {self._link.place} broke")
+        self._broke(f"the connection to stage {self._link.name} broke")
         self._stage.process.run(self._end_there)
 
     def _beat(self) -> None:
@@ -125,9 +125,9 @@ class Opening:
         self._down[stream].send(lambda: self._link.lose(self, error))
 
     def _broke(self, why: str) -> None:
-        controller, name = self._link.controller, f"s{self._link.place}>c"
+        controller, name = self._link.controller, f"s{self._link.name}>c"
         delay = self._link.world.network.delay(name)
-        error = StageLost(why, stage=self._link.place)
+        error = StageLost(why, stage=self._link.plan.key.stage)
         controller.process.after(delay, lambda: self._link.lose(self, error))
 
     def _hear(self, message: Message) -> None:

@@ -27,14 +27,15 @@ _COSTS: dict[str, tuple[str, float]] = {
 
 
 def shape_of(options: dict[str, str]) -> Shape:
-    """cluster [pools=64,64,64] [host=8,0] [groups=a,ar,r] [states=8] [block=16] [wave=64] [wave_ms=1] [token_us=10]
-    [copy_us=100] [copy_failures=0] [latency_us=200] [jitter=0] [seed=0] [check_every=1] [riding_bytes=0]
-    [announced=2048], settings of the controller. Waves are planned by policy=fixed unless said otherwise: what a
-    story sends can be told in advance."""
+    """cluster [pools=64,64,64] [ranks=1] [host=8,0] [groups=a,ar,r] [states=8] [block=16] [wave=64] [wave_ms=1]
+    [token_us=10] [copy_us=100] [copy_failures=0] [latency_us=200] [jitter=0] [seed=0] [check_every=1]
+    [riding_bytes=0] [announced=2048], settings of the controller. Pools, host and states are of daemons, groups of
+    stages. Waves are planned by policy=fixed unless said otherwise: what a story sends can be told in advance."""
     options = dict(options)
     costs = {name: float(options.pop(key)) * unit for key, (name, unit) in _COSTS.items() if key in options}
     given: dict[str, Any] = {
         "pools": _numbers(options.pop("pools", "64,64,64")),
+        "ranks": int(options.pop("ranks", "1")),
         "host_pools": _numbers(options.pop("host", "")),
         "groups": tuple(options.pop("groups", "").split(",")),
         "state_slots": _numbers(options.pop("states", "")),
@@ -47,6 +48,8 @@ def shape_of(options: dict[str, str]) -> Shape:
         "riding_bytes": int(options.pop("riding_bytes", "0")),
         "most_announced": int(options.pop("announced", str(MAX_ANNOUNCED))),
     }
+    if given["ranks"] < 1 or len(given["pools"]) % given["ranks"]:
+        raise ValueError(f"{len(given['pools'])} pools are not those of stages with {given['ranks']} ranks")
     wave = int(options.pop("wave", "64"))
     unknown = options.keys() - _CONFIG
     if unknown:

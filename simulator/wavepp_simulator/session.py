@@ -56,7 +56,7 @@ class Session:
     def round(self, asked: Round, announces: tuple[AnnounceFrame, ...] = ()) -> None:
         for action in self._post("rounds", ev.RoundArrived(asked, self._stage.now, announces), asked.fence):
             if isinstance(action, ev.SendVotes):
-                check_known(self._stage.place, self._stage.machine, action.votes)
+                check_known(self._stage.name, self._stage.machine, action.votes)
                 self._opening.answer("rounds", action.votes)
 
     def wave(self, message: WaveCommand | Heartbeat) -> None:

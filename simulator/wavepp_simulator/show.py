@@ -29,25 +29,25 @@ def requests(world: World) -> list[str]:
 
 def _blocks(stage: SimStage) -> str:
     if not stage.process.alive:
-        return f"stage {stage.place}: dead"
+        return f"stage {stage.name}: dead"
     found = stage.machine.inventory()
     free, cached, quarantined = found.capacity.free_blocks, found.cached_blocks, found.quarantined_blocks
     held = found.pool_blocks - free - cached - quarantined
     promised = found.capacity.escrowed_blocks
     return (
-        f"stage {stage.place}: free {free} cached {cached} held {held} quarantined {quarantined} "
+        f"stage {stage.name}: free {free} cached {cached} held {held} quarantined {quarantined} "
         f"of {found.pool_blocks}, promised {promised}"
     )
 
 
 def _holds(stage: SimStage) -> Iterator[str]:
     if not stage.process.alive:
-        yield f"stage {stage.place}: dead"
+        yield f"stage {stage.name}: dead"
         return
     found = stage.machine.inventory()
-    yield f"stage {stage.place}: " + ("; ".join(_hold(hold) for hold in found.holds) or "holds nothing")
+    yield f"stage {stage.name}: " + ("; ".join(_hold(hold) for hold in found.holds) or "holds nothing")
     if found.announced:
-        yield f"stage {stage.place} knows: " + " ".join(f"{key.request_id}.{key.attempt}" for key in found.announced)
+        yield f"stage {stage.name} knows: " + " ".join(f"{key.request_id}.{key.attempt}" for key in found.announced)
 
 
 def _hold(hold: HoldState) -> str:

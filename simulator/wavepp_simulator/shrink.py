@@ -40,7 +40,8 @@ SIMPLER = {
     "check_every": "1",
 }
 """Settings as the `cluster` command has them by itself: the simplest is not to name them."""
-BY_STAGE = ("pools", "host", "groups")
+BY_DAEMON = ("pools", "host")
+BY_STAGE = (*BY_DAEMON, "groups")
 
 
 class _Search:
@@ -101,8 +102,11 @@ def shrink(failing: History, plays: int = PLAYS) -> History:
 
 def _simpler_clusters(plan: Plan) -> Iterator[Plan]:
     options = plan.options
-    stages = len(options["pools"].split(","))
-    if stages > 1:
+    ranks, stages = int(options.get("ranks", "1")), len(options["pools"].split(","))
+    if ranks > 1:
+        first = {name: ",".join(options[name].split(",")[::ranks]) for name in BY_DAEMON if name in options}
+        yield _with(plan, {**{key: value for key, value in options.items() if key != "ranks"}, **first})
+    elif stages > 1:
         for gone in range(stages):
             cut = {name: _without(options[name], gone) for name in BY_STAGE if name in options}
             yield _with(plan, {**options, **cut})

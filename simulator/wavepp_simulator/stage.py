@@ -53,10 +53,12 @@ class SimStage:
     def __init__(self, world: World, record: MemberRecord, costs: Costs) -> None:
         self.world = world
         self.record = record
-        self.place = record.key.stage
+        self.place = world.place_of(record.key)
+        """Among all daemons."""
+        self.name = record.key.short
         self.touches = 0
         """Events that its core took."""
-        self.process = Process(f"s{self.place}", world.agenda)
+        self.process = Process(f"s{self.name}", world.agenda)
         self.machine = StageMachine(record.incarnation, most_announced=world.shape.most_announced)
         self.copier = SimCopier(self, costs, Random(f"{world.shape.seed}-{record.incarnation}"))
         self.executor = SimExecutor(self, costs)
@@ -68,7 +70,7 @@ class SimStage:
         """The formation this daemon serves; None between formations."""
         self.reports = ReportLog(record.stages)
         """Of that formation."""
-        self.fence_watch = FenceWatch(self.place)
+        self.fence_watch = FenceWatch(self.name)
         self.draining = False
         self.readers: list[DigestReader] = []
         self._session: Session | None = None
@@ -96,7 +98,7 @@ class SimStage:
         for action in actions:
             match action:
                 case ev.CoreError(error):
-                    raise Violation("core", f"stage {self.place}: {error.message} {error.fields}")
+                    raise Violation("core", f"stage {self.name}: {error.message} {error.fields}")
                 case ev.DigestChanged():
                     for reader in self.readers:
                         reader.changed()
@@ -231,12 +233,12 @@ class SimStage:
         written = 0 if self._outdated else sum(len(row.blocks) - row.start // size for row in orphans)
         if written > found.quarantined_blocks:
             what = f"{written} blocks of {work.ordinal}"
-            raise Violation("I3", f"stage {self.place} wrote {what} that nobody owns, {found.quarantined_blocks} wait")
+            raise Violation("I3", f"stage {self.name} wrote {what} that nobody owns, {found.quarantined_blocks} wait")
         return outcome
 
     def executed(self, plan: JoinPlan, command: WaveCommand) -> None:
         fence = plan.fence
-        self.world.ledger.executed(fence.epoch, fence.formation, self.place, command.ordinal, command.rows)
+        self.world.ledger.executed(fence.epoch, fence.formation, self.name, command.ordinal, command.rows)
 
     def report(self, plan: JoinPlan, ordinal: WaveOrdinal, done: ev.WaveDone | None, error: ErrorInfo | None) -> None:
         if self.plan is None or self.plan.fence != plan.fence:
@@ -268,7 +270,7 @@ class SimStage:
         )
 
     def _load(self, shape: EngineShape) -> SimEngine:
-        return SimEngine(self.place, shape, self.owns)
+        return SimEngine(self.name, self.place, shape, self.owns)
 
 
 def _shape_of(record: MemberRecord) -> EngineShape:

@@ -65,7 +65,7 @@ class Story:
         if isinstance(event, ev.VotesArrived) and not event.votes.votes:
             kind = "report"
         key = getattr(event, "key", None)
-        self.note(at, f"s{key.stage}>c" if isinstance(key, DaemonKey) else "c", kind, event)
+        self.note(at, f"s{key.short}>c" if isinstance(key, DaemonKey) else "c", kind, event)
 
     def decided(self, at: float, actions: Iterable[ev.Action]) -> None:
         """What a controller does; rounds that say the same to several daemons are one line."""
@@ -73,7 +73,7 @@ class Story:
         for action in actions:
             if isinstance(action, ev.SendRound):
                 same = replace(action.round, fence=replace(_NO_FENCE, ordinal=action.round.fence.ordinal))
-                rounds.setdefault(same, []).append(f"s{action.key.stage}")
+                rounds.setdefault(same, []).append(f"s{action.key.short}")
             elif (kind := _DECIDED.get(type(action))) is not None:
                 self.note(at, "c", kind, action)
         for asked, places in rounds.items():
@@ -126,7 +126,7 @@ def words(told: Told) -> str:
             return f"wave {ordinal}: " + " ".join(_row(row) for row in rows)
         case ev.FormPipeline(formation=formation, plans=plans):
             return f"forms formation {formation} of stages " + " ".join(
-                f"{plan.key.stage}#{plan.fence.incarnation}" for plan in plans
+                f"{plan.key.short}#{plan.fence.incarnation}" for plan in plans
             )
         case ev.EndFormation(formation=formation, cause=cause):
             return f"ends formation {formation}: {_error(cause)}"
@@ -134,11 +134,11 @@ def words(told: Told) -> str:
             return f"announces {key.request_id}.{key.attempt}"
         case ev.WatchAgain(key, _, from_seq):
             what = f"digests after {from_seq}" if from_seq else "a snapshot"
-            return f"asks stage {key.stage} for {what}"
+            return f"asks stage {key.short} for {what}"
         case ev.ReopenStreams(key, _, reported):
-            return f"opens the streams to stage {key.stage} again, reports up to wave {reported} are known"
+            return f"opens the streams to stage {key.short} again, reports up to wave {reported} are known"
         case ev.AskInventory(key, _):
-            return f"asks stage {key.stage} what it holds"
+            return f"asks stage {key.short} what it holds"
         case ev.VotesArrived(votes=votes):
             told_votes = "; ".join(_vote(vote) for vote in votes.votes) or "-"
             return f"votes {votes.fence.ordinal}: {told_votes} | {_room(votes.capacity)}"
@@ -157,9 +157,9 @@ def _plain(told: Told) -> str:
         case ev.LeadershipLost():
             return "leads no longer"
         case ev.MemberUp(record=record):
-            return f"member up: stage {record.key.stage}#{record.incarnation}, {record.pool_blocks} blocks"
+            return f"member up: stage {record.key.short}#{record.incarnation}, {record.pool_blocks} blocks"
         case ev.MemberGone(key=key, incarnation=incarnation):
-            return f"member gone: stage {key.stage}#{incarnation}"
+            return f"member gone: stage {key.short}#{incarnation}"
         case ev.StreamsReopened():
             return "streams are open again"
         case ev.InventoryArrived(inventory=inventory):

@@ -24,6 +24,7 @@ from wavepp_proto.terms import (
     MemberRecord,
     ModelFacts,
     PipelineId,
+    Rank,
     StageIndex,
     StageTimes,
 )
@@ -51,13 +52,15 @@ class Shape:
     """What a cluster is made of."""
 
     pools: tuple[int, ...] = (64, 64, 64)
-    """Device blocks of each stage."""
+    """Device blocks of each daemon, stage by stage."""
+    ranks: int = 1
+    """Daemons of each stage."""
     host_pools: tuple[int, ...] = ()
-    """Host blocks of each stage; none where the tuple ends."""
+    """Host blocks of each daemon; none where the tuple ends."""
     groups: tuple[str, ...] = ()
     """Layers of each stage, a letter for each: `a` attends, `r` is recurrent. One that attends where the tuple ends."""
     state_slots: tuple[int, ...] = ()
-    """Slots of each stage that has a recurrent layer; the last one is that of all stages behind it."""
+    """Slots of each daemon that has a recurrent layer; the last one is that of all behind it."""
     block_tokens: int = 16
     window: int = 4096
     latency_s: float = 0.0002
@@ -73,6 +76,10 @@ class Shape:
     """Events of one core between two of its own checks from first principles; sums are checked after each."""
     seed: int = 0
     """Of the network's chances: jitter and struck messages."""
+
+    @property
+    def stages(self) -> int:
+        return len(self.pools) // self.ranks
 
 
 class World:
@@ -104,6 +111,7 @@ class World:
         self._touched: dict[SimStage | SimController, None] = {}
         self._incarnations = 0
         self.stages = [self.new_stage(place) for place in range(len(shape.pools))]
+        """Every daemon, stage by stage."""
         self.controller = SimController(self, Epoch(1), shape.config)
         self.deposed: list[SimController] = []
         """Controllers before this one, dead or not."""
@@ -169,9 +177,22 @@ class World:
         self._incarnations += 1
         return Incarnation(self._incarnations)
 
+    def place_of(self, key: DaemonKey) -> int:
+        """Index of a daemon in `stages`."""
+        return key.stage * self.shape.ranks + key.rank
+
+    def place_named(self, name: str) -> int:
+        """The same of `1`, or of `1.1` for its second rank. ValueError if there is none."""
+        for stage in self.stages:
+            if stage.record.key.short == name:
+                return stage.place
+        raise ValueError(f"no stage {name}")
+
     def new_stage(self, place: int) -> SimStage:
         """A new process at a place; the caller registers it."""
-        shape, stages = self.shape, len(self.shape.pools)
+        shape, stages = self.shape, self.shape.stages
+        number, rank = divmod(place, shape.ranks)
+        key = DaemonKey(PIPELINE, StageIndex(number), Rank(rank))
         bands = [_at(shape.groups, stage, "a") or "a" for stage in range(stages)]
         layers = "".join(bands)
         model = ModelFacts(
@@ -182,17 +203,17 @@ class World:
             window=shape.window,
             recurrent_layers=tuple(layer for layer, kind in enumerate(layers) if kind == "r"),
         )
-        first = len("".join(bands[:place]))
-        last = first + len(bands[place])
+        first = len("".join(bands[:number]))
+        last = first + len(bands[number])
         groups = model.groups_of(first, last)
         slots = _at(shape.state_slots, place, shape.state_slots[-1] if shape.state_slots else 0)
         record = MemberRecord(
             cluster="simulated",
-            key=DaemonKey(PIPELINE, StageIndex(place)),
+            key=key,
             incarnation=self.next_incarnation(),
             stages=stages,
-            ranks=1,
-            address=f"s{place}:1",
+            ranks=shape.ranks,
+            address=f"s{key.short}:1",
             link_address="",
             engine="emulated",
             model=model,
@@ -224,12 +245,12 @@ class World:
         for stage in self.stages:
             if stage.process.alive and not stage.process.paused:
                 self._check_core(stage)
-                check_drained(stage.place, stage.machine.inventory())
+                check_drained(stage.name, stage.machine.inventory())
 
     def _check(self, node: SimStage | SimController) -> None:
         """After each event of a core: the sums (I2), and every so often all that it knows about itself."""
         if isinstance(node, SimStage):
-            check_sums(node.place, node.machine.inventory())
+            check_sums(node.name, node.machine.inventory())
         node.touches += 1
         if node.touches % self.shape.check_every == 0:
             self._check_core(node)
@@ -256,9 +277,9 @@ class World:
     def check_admitted(self, controller: SimController, event: Admitted, prompt_tokens: int) -> None:
         """On every stage that is still in the controller's formation, as it tells a client."""
         for key, link in controller.links.items():
-            stage = self.stages[key.stage]
+            stage = self.stages[self.place_of(key)]
             if stage.process.alive and stage.plan is not None and stage.plan.fence == link.plan.fence:
-                check_admitted(stage.place, stage.machine, event, prompt_tokens, self.shape.block_tokens)
+                check_admitted(stage.name, stage.machine, event, prompt_tokens, self.shape.block_tokens)
 
 
 def _at(values: tuple[T, ...], place: int, default: T) -> T:

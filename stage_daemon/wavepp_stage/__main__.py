@@ -20,6 +20,10 @@ def command(
     model: Annotated[
         str, typer.Option("--model", envvar="WAVEPP_MODEL", help="Hugging Face folder, or an emulated: preset.")
     ],
+    rank: Annotated[int, typer.Option("--rank", envvar="WAVEPP_RANK", help="Position in the stage, from 0.")] = 0,
+    ranks: Annotated[
+        int, typer.Option("--ranks", envvar="WAVEPP_RANKS", help="Daemons of this stage (tensor parallel).")
+    ] = 1,
     engine: opt.Engine = None,
     etcd: opt.Etcd = "127.0.0.1:2379",
     cluster: opt.Cluster = "default",
@@ -47,12 +51,8 @@ def command(
         str, typer.Option("--listen", envvar="WAVEPP_LISTEN", help="host:port to bind; port 0 takes a free one.")
     ] = "127.0.0.1:0",
     advertise: opt.Advertise = None,
-    device: Annotated[
-        str, typer.Option("--device", envvar="WAVEPP_DEVICE", help="cpu or cuda:N (torch engine).")
-    ] = "cpu",
-    dtype: Annotated[
-        str, typer.Option("--dtype", envvar="WAVEPP_DTYPE", help="float32, bfloat16 or auto (torch engine).")
-    ] = "float32",
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
     threads: Annotated[
         int | None, typer.Option("--threads", envvar="WAVEPP_THREADS", help="Intra-op threads (torch engine).")
     ] = None,
@@ -80,10 +80,10 @@ def command(
     from wavepp_stage.runtime.settings import StageSettings, parse_layers
 
     async def main(stop: asyncio.Event) -> None:
-        configure(log_level, log_json, role="stage", stage=stage, pipeline=pipeline)
+        configure(log_level, log_json, role="stage", stage=stage, rank=rank, pipeline=pipeline)
         settings = StageSettings(
             stage=stage, stages=stages, model=model, engine=opt.engine_of(engine, model),
-            cluster=cluster, pipeline=pipeline,
+            cluster=cluster, pipeline=pipeline, rank=rank, ranks=ranks,
             layers=parse_layers(layers) if layers else None,
             block_tokens=block_tokens, pool_blocks=pool_blocks, host_pool_blocks=host_pool_blocks,
             state_slots=state_slots, wave_tokens=wave_tokens,

@@ -54,7 +54,12 @@ RANGE = f"{(ControllerConfig().floor_blocks or 0) + 1}..{limits.MAX_POOL_BLOCKS}
             {"field": "wave_tokens", "limit": f"16..{limits.MAX_WAVE_TOKENS}"},
         ),
         ({"link": "carrier pigeon"}, InvalidRequest, {"field": "link", "value": "carrier pigeon"}),
-        ({"link": "nccl"}, JoinRefused, {"field": "link", "value": "nccl", "limit": "grpc"}),
+        pytest.param(
+            {"link": "nccl"},
+            JoinRefused,
+            {"field": "link", "value": "nccl", "limit": "grpc"},
+            marks=pytest.mark.engines("emulated", "engine-thread", why="its daemons could link so, were they on GPUs"),
+        ),
     ],
 )
 async def test_pipeline_serves_on_when_a_reform_is_refused(
@@ -70,6 +75,7 @@ async def test_pipeline_serves_on_when_a_reform_is_refused(
         assert (after.state, after.formation) == ("serving", 1)
 
 
+@pytest.mark.engines("emulated", why="it is about the torch engine")
 async def test_pipeline_serves_on_over_gloo_when_nccl_is_asked_for_on_cpus(tmp_path: Path) -> None:
     async with Cluster(model=str(build("qwen3", tmp_path)), engine="torch") as cluster:
         (pipeline,) = cluster.controller.machine.status().pipelines
@@ -81,6 +87,7 @@ async def test_pipeline_serves_on_over_gloo_when_nccl_is_asked_for_on_cpus(tmp_p
         assert (after.state, after.formation, after.link) == ("serving", 1, LinkKind.GLOO)
 
 
+@pytest.mark.engines("emulated", "engine-thread", why="it looks into a daemon, which is a process here")
 async def test_join_is_refused_typed_when_the_engine_raises_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Cluster() as cluster:
         control = cluster.daemons[1].control

@@ -58,6 +58,7 @@ def test_trace_context_is_left_out_when_it_is_longer_than_w3c_asks_to_carry(
     assert found == terms.TraceContext(*kept)
 
 
+@pytest.mark.engines("emulated", "engine-thread", why="the stand-in takes minutes for a prompt of this length")
 async def test_formation_serves_on_when_a_tracestate_and_its_prompt_together_pass_the_message_limit() -> None:
     trace = common_pb2.TraceContext(traceparent=PARENT, tracestate="a=" + "b" * 4_000_000)
     tokens = 45_000  # with the hashes of its blocks, a frame of 4.27 MB; alone a request of 4.18 MB
@@ -85,6 +86,7 @@ def test_temperature_is_taken_when_it_is_greedy_or_large_enough(temperature: flo
 # --- logits ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.engines("emulated", "engine-thread", why="it looks into a daemon, which is a process here")
 @pytest.mark.parametrize(("vocabulary", "requests"), [(200_000, 16), (limits.MAX_VOCABULARY, 4)])
 async def test_every_row_gets_its_logits_when_those_of_one_wave_exceed_a_message(
     vocabulary: int, requests: int
@@ -134,6 +136,7 @@ async def sent(*frames: prefill_pb2.SubmitRequest) -> AsyncIterator[prefill_pb2.
     await asyncio.Event().wait()
 
 
+@pytest.mark.engines("emulated", "engine-thread", why="it looks into a daemon, which is a process here")
 async def test_refusals_before_the_core_are_counted_when_frames_are_bad_late_or_of_a_live_request() -> None:
     async with Cluster(stages=1) as cluster, door(cluster) as prefill:
 

@@ -16,6 +16,8 @@ from wavepp import errors
 from wavepp_stage.core.work import WaveWork
 from wavepp_stage.engine.emulated import EmulatedEngine
 
+pytestmark = pytest.mark.engines("emulated", "engine-thread", why="it looks into daemons, which are processes here")
+
 B = 16
 LOOPBACK = "127.0.0.1:0"
 

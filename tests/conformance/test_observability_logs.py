@@ -24,6 +24,10 @@ from wavepp_stage.engine.emulated import EmulatedEngine
 from wavepp_stage.runtime.daemon import StageDaemon
 from wavepp_stage.runtime.settings import StageSettings
 
+pytestmark = pytest.mark.engines(
+    "emulated", "engine-thread", why="it blocks a stage from inside, which is a process here"
+)
+
 
 @pytest.fixture
 def stream() -> Iterator[io.StringIO]:

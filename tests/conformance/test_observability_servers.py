@@ -11,6 +11,8 @@ from tests.harness.cluster import Cluster
 from tests.harness.eventually import eventually
 from wavepp import errors
 
+pytestmark = pytest.mark.engines("emulated", "engine-thread", why="it looks into daemons, which are processes here")
+
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 

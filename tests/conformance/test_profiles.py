@@ -17,6 +17,8 @@ from wavepp_proto.profile import Profile, StageCosts, StageProfile
 from wavepp_stage.engine.emulated import expected_first_token
 from wavepp_stage.engine.emulated_device import Stream
 
+pytestmark = pytest.mark.engines("emulated", "engine-thread", why="profiles are of the emulated engine")
+
 COSTS = StageCosts(c_us=300.0, b_us=2.0, a_us=0.001, g_us=0.1)
 PROFILE = Profile(
     "hybrid", (StageProfile(COSTS, 256, 128, 24, 1.0), StageProfile(COSTS, 200, 64, 20, 1.0)), 16, 128, 64,

@@ -11,11 +11,12 @@ import pytest
 
 from tests.harness.cluster import Cluster
 from tests.harness.eventually import eventually
+from tests.harness.variant import expected_first_token
 from wavepp import Sampling, errors
 from wavepp_proto.hashing import reuse_cap
 from wavepp_proto.terms import LinkKind
 from wavepp_stage.core.work import WaveWork
-from wavepp_stage.engine.emulated import EmulatedEngine, expected_first_token
+from wavepp_stage.engine.emulated import EmulatedEngine
 
 VOCABULARY = 1000
 B = 16
@@ -52,6 +53,7 @@ async def test_concurrent_requests_share_waves_and_stay_exact() -> None:
         assert found == {index: oracle(tokens) for index, tokens in enumerate(prompts)}
 
 
+@pytest.mark.engines("emulated", "engine-thread", why="TensorRT-LLM gives every stage the smallest pool of all")
 async def test_endpoint_is_the_least_of_all_stages_and_names_the_limiting_one() -> None:
     # Stage 1 holds 12 blocks: after the second prompt it has evicted most of the first.
     long, other = prompt(10 * B + 1, 1), prompt(9 * B + 1, 2)
@@ -103,6 +105,7 @@ async def test_bad_requests_are_refused_at_once_and_hold_nothing() -> None:
         assert counters["rejected.NEVER_FITS"] == 1
 
 
+@pytest.mark.engines("emulated", why="admission waits for the engine's thread")
 async def test_admission_overlaps_execution_when_the_engine_blocks() -> None:
     entered, leave = threading.Event(), threading.Event()
 
@@ -157,6 +160,7 @@ async def test_cancel_and_deadline_at_any_moment_leave_nothing_held(seed: int) -
         assert len(outcomes) == 40
 
 
+@pytest.mark.engines("emulated", "engine-thread", why="it blocks a stage from inside, which is a process here")
 async def test_lost_stage_fails_its_requests_typed_and_a_new_incarnation_serves_again() -> None:
     async with Cluster(stages=2) as cluster:
         entered, leave = threading.Event(), threading.Event()

@@ -33,6 +33,7 @@ async def _messages(*messages: Any) -> AsyncIterator[Any]:
         yield message
 
 
+@pytest.mark.engines("emulated", "engine-thread", why="it looks into a daemon, which is a process here")
 async def test_formation_goes_on_when_strangers_open_every_stream_of_a_daemon() -> None:
     async with Cluster(stages=2) as cluster:
         formation = cluster.controller.machine.status().pipelines[0].formation

@@ -88,6 +88,7 @@ async def test_requests_go_on_when_a_connection_stalls_for_less_than_the_silence
         assert cluster.formation == 1
 
 
+@pytest.mark.engines("emulated", "engine-thread", why="it looks into a daemon, which is a process here")
 @pytest.mark.parametrize("how", ["reset", "stalled"])
 async def test_both_sides_end_the_formation_when_a_connection_is_away_for_too_long(how: str) -> None:
     """What a stalled connection delivers afterwards was meant for an incarnation that is no more."""
@@ -113,6 +114,7 @@ async def test_both_sides_end_the_formation_when_a_connection_is_away_for_too_lo
         await answered(cluster, prompt(900, 0))
 
 
+@pytest.mark.engines("emulated", "engine-thread", why="it looks into a daemon, which is a process here")
 async def test_daemon_is_somebody_new_when_the_end_of_its_formation_comes_after_the_silence() -> None:
     """A thawed process finds it in its sockets, perhaps before its own timer fires: its controller has given up on
     this incarnation, and takes only another one at once."""
@@ -139,6 +141,7 @@ async def test_daemon_is_somebody_new_when_the_end_of_its_formation_comes_after_
         await answered(cluster, prompt(40, 1))
 
 
+@pytest.mark.engines("emulated", "engine-thread", why="it looks into a daemon, which is a process here")
 async def test_stages_let_go_at_once_when_the_controller_closes_in_order() -> None:
     async with Cluster(stages=2) as cluster:
         incarnations = [daemon.incarnation for daemon in cluster.daemons]
@@ -148,6 +151,7 @@ async def test_stages_let_go_at_once_when_the_controller_closes_in_order() -> No
         assert [daemon.incarnation for daemon in cluster.daemons] == incarnations
 
 
+@pytest.mark.engines("emulated", why="it puts a hold into a daemon from the test's thread")
 async def test_hold_is_released_and_counted_when_nobody_owns_it() -> None:
     async with Cluster(stages=2, inventory_ms=100) as cluster:
         tokens = prompt(3 * B + 1, 5)

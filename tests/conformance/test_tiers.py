@@ -127,6 +127,7 @@ class CopyGate:
         monkeypatch.setattr(engine, "copy", gated)
 
 
+@pytest.mark.engines("emulated", "engine-thread", why="TensorRT-LLM copies blocks by itself")
 async def test_no_stage_runs_ahead_when_the_prefix_is_still_on_its_way_back_on_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -148,6 +149,7 @@ async def test_no_stage_runs_ahead_when_the_prefix_is_still_on_its_way_back_on_o
             assert (await stream.result()).first_token == oracle(first)
 
 
+@pytest.mark.engines("emulated", "engine-thread", why="TensorRT-LLM copies blocks by itself")
 async def test_blocks_stay_in_quarantine_and_no_formation_begins_until_a_copy_under_way_has_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -171,6 +173,7 @@ async def test_blocks_stay_in_quarantine_and_no_formation_begins_until_a_copy_un
             assert (await cluster.client.prefill(tokens)).first_token == oracle(tokens)
 
 
+@pytest.mark.engines("emulated", "engine-thread", why="TensorRT-LLM copies blocks by itself")
 async def test_request_fails_alone_when_its_prefix_cannot_be_brought_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failed copy voids the rows that need it; what it should have moved is dropped, and computed again."""
     first, *others = (prompt(10 * B + 1, seed) for seed in range(5))

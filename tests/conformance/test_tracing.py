@@ -23,6 +23,10 @@ from wavepp_proto.runtime.tracing import Tracer
 from wavepp_stage.core.work import WaveWork
 from wavepp_stage.engine.emulated import EmulatedEngine
 
+pytestmark = pytest.mark.engines(
+    "emulated", "engine-thread", why="it reads spans from daemons, which are processes here"
+)
+
 STAGES = 3
 B = 16
 

@@ -13,11 +13,12 @@ import pytest
 
 from tests.conformance.test_serving import B, oracle, prompt
 from tests.harness.cluster import Cluster
+from tests.harness.variant import servable
 from wavepp import PrefillResult
 
 pytestmark = pytest.mark.processes
 
-MODEL = "emulated:layers=8,attention_every=4,vocabulary=1000,window=65536,token_us=50,copy_us=300"
+MODEL = servable("emulated:layers=8,attention_every=4,vocabulary=1000,window=65536,token_us=50,copy_us=300")
 REQUESTS = 60
 SPREAD_S = 6.0
 

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from tests.harness.processes import BLOCK_TOKENS, VOCABULARY, Processes, random_prompt
+from tests.harness.variant import expected_first_token, servable
 from wavepp import PrefillResult
-from wavepp_stage.engine.emulated import expected_first_token
 
 pytestmark = pytest.mark.processes
 
-MODEL = f"emulated:layers=8,attention_every=4,vocabulary={VOCABULARY},window=65536,token_us=200,copy_us=500"
+MODEL = servable(f"emulated:layers=8,attention_every=4,vocabulary={VOCABULARY},window=65536,token_us=200,copy_us=500")
 REQUESTS = 50
 SPREAD_S = 5.0
 

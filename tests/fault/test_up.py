@@ -115,6 +115,32 @@ def test_a_stage_that_dies_is_started_again_and_a_killed_up_leaves_no_child(tmp_
         up.nothing_is_left()
 
 
+def test_every_rank_has_its_process_and_its_track_and_is_started_again_when_it_dies(tmp_path: Path) -> None:
+    timeline = tmp_path / "timeline.json"
+    ranks = ("--ranks", "2", "--pool-blocks", "128,96,64,128")
+    with Up(tmp_path, *SMALL, *ranks, *_listen(), "--trace-file", str(timeline)) as up:
+        facts = up.serving()
+        names = ["stage-0.0", "stage-0.1", "stage-1.0", "stage-1.1"]
+        assert set(facts["pids"]) == {"etcd", "controller", *names}
+        (found,) = json_lines(wavepp(tmp_path, "status", "--json"))
+        sizes = [daemon["pool_blocks"] for daemon in found["pipelines"][0]["daemons"]]
+        assert sizes == ["128", "96", "64", "128"]
+        os.kill(facts["pids"]["stage-1.1"], signal.SIGKILL)
+        eventually_sync(lambda: "stage 1.1 ended with status -9; starting it again" in up.said)
+        answered = wavepp(tmp_path, "prefill", "--tokens", "1,2,3", "--json")
+        assert answered.returncode == 0, answered.stderr
+        assert json_lines(answered)[0]["first_token"] == expected_first_token([1, 2, 3], VOCABULARY)
+        table = wavepp(tmp_path, "status")
+        assert all(f" {place} " in table.stdout for place in ("0.0", "0.1", "1.0", "1.1")), table.stdout
+        up.signal(signal.SIGINT)
+        assert up.ended() == 0, up.said
+        up.nothing_is_left()
+    tracks = check_timeline(timeline.read_text()).stages
+    assert tracks == tuple(
+        f"pipeline default: {place}" for place in ("stage 0", "stage 0 rank 1", "stage 1", "stage 1 rank 1")
+    )
+
+
 def test_another_port_is_taken_when_the_default_one_has_a_holder(tmp_path: Path) -> None:
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):  # somebody else on this machine has it: just as good

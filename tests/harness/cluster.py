@@ -18,18 +18,24 @@ from typing import Any, Self
 from tests.harness.eventually import eventually
 from tests.harness.ports import free_port
 from tests.harness.proxy import Proxy
+from tests.harness.stage_processes import StageProcesses
+from tests.harness.thread_bound import thread_bound
+from tests.harness.variant import choose, in_processes
 from wavepp import AsyncClient
 from wavepp_controller.core.config import ControllerConfig
 from wavepp_controller.core.events import ReformAsked, StageShape
 from wavepp_controller.runtime.controller import Controller
 from wavepp_controller.runtime.settings import ControllerSettings
 from wavepp_proto.runtime.memory_store import MemoryStore
+from wavepp_proto.runtime.store import MembershipStore
 from wavepp_proto.runtime.tracing import Tracer
 from wavepp_proto.terms import LinkKind
 from wavepp_stage.runtime.daemon import StageDaemon
 from wavepp_stage.runtime.settings import StageSettings
 
 EMULATED = "emulated:layers=8,vocabulary=1000,window=65536"
+PROCESSES_START_S = 90.0
+"""Each imports torch and loads a model, on a machine that does other things."""
 PATIENT_MS = 10_000
 """Heartbeat silence for tests that are not about it: a busy machine must not look like a dead host."""
 
@@ -58,7 +64,8 @@ class Cluster:
         self.stages = stages
         self._proxied = proxied
         self._stack = AsyncExitStack()
-        self.store = MemoryStore()
+        self._chosen = chosen = choose(engine, model, wave_tokens)
+        self.store: MembershipStore = MemoryStore()
         self._tracers: Callable[[str], Tracer | None] = tracers or (lambda service: None)
         self._config = ControllerConfig(
             wave_tokens=wave_tokens, link=link, **{"silence_ms": PATIENT_MS, "round_deadline_ms": PATIENT_MS, **config}
@@ -70,8 +77,9 @@ class Cluster:
             StageSettings(
                 stage=stage,
                 stages=stages,
-                model=model,
-                engine=engine,
+                model=chosen.model,
+                engine=chosen.engine,
+                device=chosen.device,
                 layers=layers[stage] if layers else None,
                 block_tokens=block_tokens,
                 pool_blocks=pool_blocks[stage] if len(pool_blocks) > 1 else pool_blocks[0],
@@ -85,17 +93,31 @@ class Cluster:
             for stage in range(stages)
         ]
         self.daemons: list[StageDaemon] = []
+        """Empty where stages are processes."""
+        self.processes: StageProcesses | None = None
 
     async def __aenter__(self) -> Self:
+        if in_processes():
+            self.processes = await self._stack.enter_async_context(StageProcesses(self._settings, self._chosen))
+            self.store = self.processes.store
         self.controller = Controller(self._controller_settings, self.store, self._tracers("wavepp-controller"))
         await self.controller.start()
         if self._proxied:
             await self._put_proxy()
+        if self.processes is not None:
+            await self.processes.start()
+            await self.serving(within=PROCESSES_START_S)
+        else:
+            await self._start_daemons()
+        self.client = AsyncClient(self.controller.address)
+        return self
+
+    async def _start_daemons(self) -> None:
+        if "cache_thread=engine" in self._chosen.model:
+            self._stack.enter_context(thread_bound())
         self.daemons = [StageDaemon(settings, self.store, self._tracers("wavepp-stage")) for settings in self._settings]
         await asyncio.gather(*(daemon.start() for daemon in self.daemons))
         await self.serving()
-        self.client = AsyncClient(self.controller.address)
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -107,7 +129,7 @@ class Cluster:
             await self.client.close()
             await self.controller.close()
             await asyncio.gather(*(daemon.close() for daemon in self.daemons))
-            await self._stack.aclose()
+            await self._stack.__aexit__(kind, error, trace)
 
     async def _put_proxy(self) -> None:
         place = f"127.0.0.1:{free_port()}"
@@ -120,7 +142,7 @@ class Cluster:
         (pipeline,) = self.controller.machine.status().pipelines
         return pipeline.formation if pipeline.state == "serving" else 0
 
-    async def serving(self, formation: int = 1) -> None:
+    async def serving(self, formation: int = 1, within: float = 30.0) -> None:
         """Until the pipeline serves in at least the given formation, and every stage's first digest has come:
         before that, hints count the stage as empty."""
 
@@ -131,7 +153,7 @@ class Cluster:
                 for p in status.pipelines
             )
 
-        await eventually(ready, about="the pipeline to serve")
+        await eventually(ready, within, about="the pipeline to serve")
 
     async def reform(self, shapes: tuple[StageShape, ...], wave_tokens: int | None = None) -> None:
         """Ask for other bands, pools or budget; raises what the core refuses it with."""
@@ -148,6 +170,8 @@ class Cluster:
     async def check(self) -> None:
         """After drain: nothing held anywhere, pools complete, all stages ran the same rows."""
         await eventually(lambda: not self.controller.machine.live_requests, about="every request to end")
+        if self.processes is not None:
+            await self.processes.nothing_held(self.controller.address)
         await eventually(self._nothing_held, about="every hold to be released")
         self.controller.machine.check()
         hashes = set()

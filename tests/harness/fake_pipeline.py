@@ -112,15 +112,18 @@ def request(name: str, count: int, seed: int = 0, **fields: Any) -> PrefillReque
     return replace(PrefillRequest(RequestId(name), tokens(count, seed)), **fields)
 
 
-def record(stage: int, stages: int = 2, incarnation: int = 1, **fields: Any) -> MemberRecord:
+def record(
+    stage: int, stages: int = 2, incarnation: int = 1, rank: int = 0, ranks: int = 1, **fields: Any
+) -> MemberRecord:
+    place = f"{stage}r{rank}" if rank else f"{stage}"
     made = MemberRecord(
         cluster="c",
-        key=DaemonKey(PIPELINE, StageIndex(stage), Rank(0)),
+        key=DaemonKey(PIPELINE, StageIndex(stage), Rank(rank)),
         incarnation=Incarnation(incarnation),
         stages=stages,
-        ranks=1,
-        address=f"host{stage}:1",
-        link_address=f"host{stage}:2",
+        ranks=ranks,
+        address=f"host{place}:1",
+        link_address=f"host{place}:2",
         engine="fake",
         model=ModelFacts("m", "f1", layers=2 * stages, vocabulary=VOCABULARY, window=WINDOW),
         first_layer=2 * stage,
@@ -282,12 +285,15 @@ class FakePipeline:
         start: bool = True,
         sharing: bool = False,
         members: Sequence[MemberRecord] = (),
+        ranks: int = 1,
     ) -> None:
         config = config or ControllerConfig(wave_tokens=64, floor_blocks=0)
         # Prompts of one seed share a prefix, and would wait for each other where a test is about something else.
         self.machine = ControllerMachine(config if sharing else replace(config, share_tokens=0))
-        self.members = members or [record(stage, stages) for stage in range(stages)]
-        self.stages = len(self.members)
+        self.members = members or [
+            record(stage, stages, rank=rank, ranks=ranks) for stage in range(stages) for rank in range(ranks)
+        ]
+        self.stages = self.members[0].stages
         self.now = 100.0
         self.log: list[Action] = []
         self.events: list[PrefillEvent] = []
@@ -298,6 +304,8 @@ class FakePipeline:
         """What a stage says in its next Join that it computes on."""
         self.deaf: set[int] = set()
         """Stages that answer nothing and send no heartbeat."""
+        self.deaf_places: set[tuple[int, int]] = set()
+        """The same by stage and rank."""
         self.daemons: dict[DaemonKey, FakeDaemon] = {}
         self._queue: deque[Action] = deque()
         if start:
@@ -350,20 +358,22 @@ class FakePipeline:
 
     def hears(self, key: DaemonKey) -> bool:
         """Whether what is sent to the daemon arrives, and it answers."""
-        return key.stage not in self.deaf
+        return key.stage not in self.deaf and (key.stage, key.rank) not in self.deaf_places
 
-    def daemon(self, stage: int) -> FakeDaemon:
-        return next(daemon for key, daemon in self.daemons.items() if key.stage == stage)
+    def daemon(self, stage: int, rank: int = 0) -> FakeDaemon:
+        return self.daemons[DaemonKey(PIPELINE, StageIndex(stage), Rank(rank))]
 
-    def lose(self, stage: int) -> None:
-        plan = self.daemon(stage).plan
+    def lose(self, stage: int, rank: int = 0) -> None:
+        plan = self.daemon(stage, rank).plan
         event = StreamLost(plan.key, plan.fence.incarnation, plan.fence.formation, fault("STAGE_LOST"), self.now)
         self.post(event)
 
-    def digest(self, stage: int, hashes: bytes, snapshots: Sequence[int] = (), blocks: int | None = None) -> None:
+    def digest(
+        self, stage: int, hashes: bytes, snapshots: Sequence[int] = (), blocks: int | None = None, rank: int = 0
+    ) -> None:
         """The stage announces packed 32-byte hashes as resident (the first `blocks`, or all), in one snapshot; and,
         if it has recurrent layers, their states at the given positions (tokens)."""
-        daemon = self.daemon(stage)
+        daemon = self.daemon(stage, rank)
         daemon.digest_seq += 1
         shorts = unpack_hashes(hashes)[::4]
         states = shorts[np.array([place // BLOCK - 1 for place in snapshots], dtype=int)]
@@ -443,19 +453,19 @@ class FakePipeline:
                 self._handle(Hashed(action.request_id, hashes, action.life, self.now))
             case AnnounceRequest():
                 for key, fence, _ in action.targets:
-                    if key.stage not in self.deaf and action.key not in self.daemons[key].over:
+                    if self.hears(key) and action.key not in self.daemons[key].over:
                         self.daemons[key].announced.add(action.key)
                         self._handle(AnnounceAcked(key, AnnounceAck(fence, action.key), self.now))
             case SendRound():
-                if action.key.stage not in self.deaf and action.key in self.daemons:
+                if self.hears(action.key) and action.key in self.daemons:
                     self._handle(VotesArrived(action.key, self.daemons[action.key].vote(action.round), self.now))
             case SendWave():
                 self._run(action)
             case ReopenStreams():
-                if action.key.stage not in self.deaf:
+                if self.hears(action.key):
                     self._handle(StreamsReopened(action.key, action.fence.formation, self.now))
             case AskInventory():
-                if action.key.stage not in self.deaf and action.key in self.daemons:
+                if self.hears(action.key) and action.key in self.daemons:
                     inventory = self.daemons[action.key].inventory(action.fence)
                     self._handle(InventoryArrived(action.key, inventory, self.now))
             case WatchAgain():
@@ -465,7 +475,7 @@ class FakePipeline:
         daemon = self.daemons[plan.key]
         daemon.plan = plan
         daemon.forget()
-        if plan.key.stage in self.deaf:
+        if not self.hears(plan.key):
             return
         reply = JoinReply(
             plan.fence,
@@ -481,15 +491,19 @@ class FakePipeline:
         )
         self._handle(Joined(plan.key, plan.fence.formation, reply, self.now))
 
+    def tells_tokens(self, key: DaemonKey) -> bool:
+        return key.stage == self.stages - 1 and key.rank == 0
+
     def _run(self, wave: SendWave) -> None:
-        void = 0
+        voids: dict[int, int] = {}
+        """By rank: each has its own chain of links."""
         for key, fence in sorted(wave.targets):
-            if key.stage in self.deaf:
+            if not self.hears(key):
                 return
             if wave.ordinal <= self.daemons[key].last_wave:
                 continue  # sent again
             report = self.daemons[key].report(
-                wave, replace(fence, ordinal=wave.ordinal), void, key.stage == self.stages - 1
+                wave, replace(fence, ordinal=wave.ordinal), voids.get(key.rank, 0), self.tells_tokens(key)
             )
-            void = report.void_bitmap
+            voids[key.rank] = report.void_bitmap
             self._handle(ReportArrived(key, report, self.now))

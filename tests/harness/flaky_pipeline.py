@@ -48,7 +48,7 @@ def missing(ordinal: int) -> ErrorInfo:
 
 
 class FlakyPipeline(FakePipeline):
-    def __init__(self, stages: int = 2, config: ControllerConfig | None = None) -> None:
+    def __init__(self, stages: int = 2, config: ControllerConfig | None = None, *, ranks: int = 1) -> None:
         self.wires: dict[DaemonKey, Wire] = {}
         self.unreachable: set[int] = set()
         """Stages whose streams cannot be opened."""
@@ -56,7 +56,7 @@ class FlakyPipeline(FakePipeline):
         """The next message of this type, action or event, to or from this stage never arrives."""
         self.double: set[type] = set()
         """Events that come twice."""
-        super().__init__(stages, config)
+        super().__init__(stages, config, ranks=ranks)
 
     def hears(self, key: DaemonKey) -> bool:
         return super().hears(key) and self.wires[key].open
@@ -65,19 +65,19 @@ class FlakyPipeline(FakePipeline):
         wire = self.wires[key]
         return super().queued_waves(key) + len(wire.accepted) - len(wire.reports)
 
-    def key(self, stage: int) -> DaemonKey:
-        return self.daemon(stage).plan.key
+    def key(self, stage: int, rank: int = 0) -> DaemonKey:
+        return self.daemon(stage, rank).plan.key
 
-    def wire(self, stage: int) -> Wire:
-        return self.wires[self.key(stage)]
+    def wire(self, stage: int, rank: int = 0) -> Wire:
+        return self.wires[self.key(stage, rank)]
 
-    def cut(self, stage: int, error: ErrorInfo | None = None, *, resumable: bool = True) -> None:
-        """Break the streams to one stage: what is on them is lost."""
-        self._break(stage, error or fault("STAGE_LOST"), resumable)
+    def cut(self, stage: int, error: ErrorInfo | None = None, *, resumable: bool = True, rank: int = 0) -> None:
+        """Break the streams to one daemon: what is on them is lost."""
+        self._break(self.key(stage, rank), error or fault("STAGE_LOST"), resumable)
         self._drain()
 
-    def _break(self, stage: int, cause: ErrorInfo, resumable: bool) -> None:
-        plan = self.daemon(stage).plan
+    def _break(self, key: DaemonKey, cause: ErrorInfo, resumable: bool) -> None:
+        plan = self.daemons[key].plan
         self.wires[plan.key].open = False
         self.held = [kept for action in self.held if (kept := _without(action, plan.key)) is not None]
         queue = [kept for action in self._queue if (kept := _without(action, plan.key)) is not None]
@@ -118,7 +118,7 @@ class FlakyPipeline(FakePipeline):
     def _vote(self, action: SendRound) -> None:
         wire, ordinal = self.wires[action.key], action.round.fence.ordinal
         if wire.round and ordinal > wire.round + 1:
-            self._break(action.key.stage, missing(ordinal), resumable=False)
+            self._break(action.key, missing(ordinal), resumable=False)
             return
         wire.round = max(wire.round, ordinal)
         self._say(action.key, VotesArrived(action.key, self.daemons[action.key].vote(action.round), self.now))
@@ -127,25 +127,26 @@ class FlakyPipeline(FakePipeline):
         wire = self.wires[key]
         expected = max(wire.accepted, default=0) + 1
         if wave.ordinal > expected:
-            self._break(key.stage, missing(wave.ordinal), resumable=False)
+            self._break(key, missing(wave.ordinal), resumable=False)
         elif wave.ordinal == expected:
             wire.accepted[wave.ordinal] = wave
 
     def _execute(self) -> None:
-        """Every wave that has come, on each stage behind the one before it."""
-        before: Wire | None = None
+        """Every wave that has come, on each stage behind the same rank of the one before it."""
+        chains: dict[int, Wire] = {}
         for key, wire in sorted(self.wires.items()):
             if key not in self.daemons:
                 return
+            before = chains.get(key.rank)
             for ordinal in range(len(wire.reports) + 1, len(wire.accepted) + 1):
                 if before is not None and ordinal not in before.reports:
                     break
                 void = before.reports[ordinal].void_bitmap if before is not None else 0
                 self._run_one(key, self.daemons[key], wire.accepted[ordinal], void)
-            before = wire
+            chains[key.rank] = wire
 
     def _run_one(self, key: DaemonKey, daemon: FakeDaemon, wave: SendWave, void: int) -> None:
-        report = daemon.report(wave, daemon.fence(wave.ordinal), void, key.stage == self.stages - 1)
+        report = daemon.report(wave, daemon.fence(wave.ordinal), void, self.tells_tokens(key))
         wire = self.wires[key]
         wire.reports[wave.ordinal] = report
         if wire.open:
@@ -156,7 +157,7 @@ class FlakyPipeline(FakePipeline):
         if wire is None or action.fence != self.daemons[key].plan.fence:
             return  # the formation ended meanwhile
         if key.stage in self.unreachable:
-            self._break(key.stage, fault("STAGE_LOST"), resumable=True)
+            self._break(key, fault("STAGE_LOST"), resumable=True)
             return
         wire.open = True
         self._handle(StreamsReopened(key, action.fence.formation, self.now))

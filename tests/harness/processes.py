@@ -22,14 +22,15 @@ from typing import Any, Self
 
 import grpc.aio
 
+from tests.harness.audit import is_quiet
 from tests.harness.eventually import eventually
 from tests.harness.ports import free_port
 from tests.harness.proxy import Proxy
+from tests.harness.variant import choose, environment, expected_first_token
 from wavepp import Admitted, AsyncClient, ClientSecurity, PrefillResult, RetryPolicy, WaveppError
 from wavepp.local_cluster import Child, LocalCluster, LocalPlan
 from wavepp_proto.runtime.channels import open_channel
 from wavepp_proto.v1 import admin_pb2, admin_pb2_grpc
-from wavepp_stage.engine.emulated import expected_first_token
 
 VOCABULARY = 1000
 QUICK = f"emulated:layers=6,vocabulary={VOCABULARY},window=65536"
@@ -91,10 +92,12 @@ class ProxiedCluster(LocalCluster):
 
     proxy: Proxy
 
-    async def start_stage(self, stage: int, listen: str = "127.0.0.1:0", advertise: str | None = None) -> Child:
+    async def start_stage(
+        self, stage: int, listen: str = "127.0.0.1:0", advertise: str | None = None, *, rank: int = 0
+    ) -> Child:
         if stage == 0:
             listen, advertise = self.proxy.target, self.proxy.address
-        return await super().start_stage(stage, listen, advertise)
+        return await super().start_stage(stage, listen, advertise, rank=rank)
 
 
 class Processes:
@@ -113,8 +116,11 @@ class Processes:
             "engine": "emulated", "stages": 3, "pool_blocks": (512,), "block_tokens": BLOCK_TOKENS,
             "wave_tokens": 128, "silence_ms": PATIENT_MS, "timeout_s": 90.0, "listen": f"127.0.0.1:{free_port()}",
         }  # fmt: skip
+        settings |= plan
+        self._chosen = chosen = choose(settings["engine"], model, settings["wave_tokens"])
+        settings |= {"engine": chosen.engine, "device": chosen.device, "threads": 1}
         made = ProxiedCluster if proxied else LocalCluster
-        self.local = made(LocalPlan(model=model, **{**settings, **plan}), folder / "logs", security)
+        self.local = made(LocalPlan(model=chosen.model, **settings), folder / "logs", security)
         self._stack = AsyncExitStack()
         self._security = security or ClientSecurity()
         self._addresses: dict[str, str] = {}
@@ -122,11 +128,13 @@ class Processes:
         """The formation that served first: usually 1, more if a busy machine let a join fail."""
 
     async def __aenter__(self) -> Self:
+        self._stack.enter_context(environment(self._chosen))
         if isinstance(self.local, ProxiedCluster):
             proxy = await self._stack.enter_async_context(Proxy(f"127.0.0.1:{free_port()}"))
             self.proxy = self.local.proxy = proxy
         status = await self.local.start()
-        self._addresses = {f"stage-{d.key.stage}": d.address for p in status.pipelines for d in p.daemons}
+        daemons = [d for p in status.pipelines for d in p.daemons]
+        self._addresses = {self.local.plan.name(d.key.stage, d.key.rank): d.address for d in daemons}
         self.first = status.pipelines[0].formation
         self._dial(self.local.address)
         return self
@@ -174,15 +182,16 @@ class Processes:
         if name == "controller":
             await self.local.start_controller()
         else:
-            await self.local.start_stage(int(name.removeprefix("stage-")), self._addresses[name])
+            stage, _, rank = name.removeprefix("stage-").partition(".")
+            await self.local.start_stage(int(stage), self._addresses[name], rank=int(rank or 0))
 
     def set_aside(self, name: str, alias: str) -> None:
         """Let another process take the name; this one goes on under `alias`."""
         self.local.children[alias] = self.local.children.pop(name)
 
-    async def start_elsewhere(self, stage: int) -> None:
-        """A process for a stage whose address the earlier one still holds."""
-        await self.local.start_stage(stage)
+    async def start_elsewhere(self, stage: int, rank: int = 0) -> None:
+        """A process for a place whose address the earlier one still holds."""
+        await self.local.start_stage(stage, rank=rank)
 
     def log(self, name: str) -> str:
         return self.local.children[name].log.read_text(errors="replace")
@@ -231,23 +240,12 @@ class Processes:
                 seen.append(error)
             else:
                 seen.append(audit)
-            return audit if audit is not None and self._is_quiet(audit) else None
+            return audit if audit is not None and is_quiet(audit, len(self.local.plan.places)) else None
 
         try:
             return await eventually(quiet, within=30)
         except AssertionError:
             raise AssertionError(f"something is still held: {seen[-1]}") from None
-
-    def _is_quiet(self, audit: admin_pb2.AuditResponse) -> bool:
-        daemons = audit.daemons
-        return (
-            len(daemons) == self.local.plan.stages
-            and not audit.findings
-            and not any(d.holds or d.held_blocks or d.quarantined_blocks or d.capacity.escrowed_blocks for d in daemons)
-            and not any(d.held_states or d.quarantined_states or d.capacity.recurrent_escrowed for d in daemons)
-            and all(d.cached_blocks + d.capacity.free_blocks == d.pool_blocks for d in daemons)
-            and len({(d.last_wave, d.running_hash) for d in daemons}) == 1
-        )
 
     # --- load -------------------------------------------------------------------------------------
 

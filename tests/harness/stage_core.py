@@ -197,8 +197,11 @@ class StageDriver:
         return self.post(ev.ReleaseArrived(self.fence(), Release(hold, after, ended), self.now))
 
     def send_wave(self, *rows: Row) -> list[ev.Action]:
+        return self.post(self.next_wave(*rows))
+
+    def next_wave(self, *rows: Row) -> ev.WaveArrived:
         self.wave_ordinal += 1
-        return self.post(ev.WaveArrived(WaveCommand(self.fence(self.wave_ordinal), rows), self.now))
+        return ev.WaveArrived(WaveCommand(self.fence(self.wave_ordinal), rows), self.now)
 
     def prepare_wave(self, ordinal: int) -> ev.WavePrepared:
         """As an executor does: post until the last slice is done and the last copy is complete."""

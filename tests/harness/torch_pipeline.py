@@ -57,7 +57,8 @@ class Pipeline:
 
     def __init__(self, model: Path, bounds: Rows[int], *, block_tokens: int = 16, pool_blocks: int = 128,
                  wave_tokens: int = 4096, seed: int = 0,
-                 host_pool_blocks: int = 0, state_slots: int = 0) -> None:  # fmt: skip
+                 host_pool_blocks: int = 0, state_slots: int = 0, device: str = "cpu",
+                 dtype: str = "float32") -> None:  # fmt: skip
         self.model = model
         self.block_tokens = block_tokens
         self.free = list(range(pool_blocks))
@@ -68,7 +69,7 @@ class Pipeline:
             EnginePlan(str(model), stage, len(bounds) - 1, first, last, *limits)
             for stage, (first, last) in enumerate(pairwise(bounds))
         ]
-        self.engines = [TorchEngine(threads=1) for _ in self.plans]
+        self.engines = [TorchEngine(device=device, dtype=dtype, threads=1) for _ in self.plans]
         self.facts = [
             engine.load(plan, lambda done, total: None) for engine, plan in zip(self.engines, self.plans, strict=True)
         ]

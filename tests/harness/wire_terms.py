@@ -147,7 +147,7 @@ REPORT = st.builds(
     optional(ERROR),
     st.booleans(),
 )
-PEER = st.builds(terms.Peer, DAEMON_KEY, U64, TEXT, TEXT)
+PEER = st.builds(terms.Peer, DAEMON_KEY, U64, TEXT, TEXT, U32, U32, U64, U64)
 
 
 @st.composite
@@ -190,4 +190,5 @@ REPLY = st.builds(
     CAPACITY,
     TEXT,
     several(U32),
+    engine_load=U64,
 )

@@ -71,6 +71,20 @@ MUTANTS = (
         "min(hold.endpoint for hold in [*held.values()][: max(1, len(held) - 1)])",
     ),
     Mutant(
+        "ranks behind the first forgotten in the minimum",
+        f"{CONTROLLER}.reconcile",
+        "decide",
+        "min(hold.endpoint for hold in held.values())",
+        "min(hold.endpoint for key, hold in held.items() if key.rank == 0)",
+    ),
+    Mutant(
+        "slot freed by the first rank of the last stage",
+        f"{CONTROLLER}.ring",
+        "Ring._free_slot",
+        "if not flight.slot_held or flight.waiting_for & self._last_stage:",
+        "if not flight.slot_held:",
+    ),
+    Mutant(
         "wave ordinal applied twice",
         f"{STAGE}.waves",
         "WaveOrder.accept",

@@ -12,7 +12,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.harness.fake_pipeline import BLOCK, PIPELINE, record, tokens
+from tests.harness.fake_pipeline import BLOCK, PIPELINE, FakeDaemon, record, tokens
 from tests.harness.flaky_pipeline import FlakyPipeline
 from wavepp_controller.core.config import ControllerConfig
 from wavepp_controller.core.events import (
@@ -75,14 +75,21 @@ steps = st.lists(
 
 
 class Story:
-    def __init__(self, attempts: int, lanes: int) -> None:
+    def __init__(self, attempts: int, lanes: int, ranks: int) -> None:
         config = ControllerConfig(
             wave_tokens=64, attempts=attempts, lanes=lanes, default_deadline_ms=6_000, inventory_ms=700
         )
-        self.pipeline = FlakyPipeline(STAGES, config)
+        self.pipeline = FlakyPipeline(STAGES, config, ranks=ranks)
+        self.ranks = ranks
         self.lives = [1] * STAGES
-        for at in range(STAGES):
-            self.pipeline.digest(at, hash_blocks(HashScope("f1", f"B{BLOCK}"), tokens(400), BLOCK))
+        for key in list(self.pipeline.daemons):
+            self.pipeline.digest(
+                key.stage, hash_blocks(HashScope("f1", f"B{BLOCK}"), tokens(400), BLOCK), rank=key.rank
+            )
+
+    def daemon(self, at: int) -> FakeDaemon:
+        """The one daemon of a stage that things happen to; the other ranks, where there are any, are well."""
+        return self.pipeline.daemon(at, at % self.ranks)
 
     def step(self, what: str, one: object, two: object) -> None:
         pipeline = self.pipeline
@@ -98,24 +105,24 @@ class Story:
             case "pass", _, float() as seconds:
                 pipeline.pass_time(seconds)
             case "short", str() as who, int() as at:
-                pipeline.daemon(at).short[who] = 3
+                self.daemon(at).short[who] = 3
             case "room", str() as who, int() as at:
-                pipeline.daemon(at).short.pop(who, None)
+                self.daemon(at).short.pop(who, None)
             case "hit", str() as who, (int() as at, int() as blocks):
-                pipeline.daemon(at).hits[who] = blocks * BLOCK
+                self.daemon(at).hits[who] = blocks * BLOCK
             case "fall", str() as who, (int() as at, int() as blocks):
-                pipeline.daemon(at).lower[who] = [blocks * BLOCK]
+                self.daemon(at).lower[who] = [blocks * BLOCK]
             case "fault", str() as who, int() as at:
-                pipeline.daemon(at).faults[who] = "BAD_CANARY"
+                self.daemon(at).faults[who] = "BAD_CANARY"
             case "forget", str() as who, int() as at:
-                daemon = pipeline.daemon(at)
+                daemon = self.daemon(at)
                 daemon.announced = {key for key in daemon.announced if key.request_id != who or key in daemon.holds}
             case "lose", _, int() as at:
                 self.lose(at)
             case "replace", _, int() as at:
                 self.come_back(at)
             case "cut", _, int() as at if pipeline.machine.pipelines[PIPELINE].serving:
-                pipeline.cut(at)
+                pipeline.cut(at, rank=at % self.ranks)
             case "unreachable", bool() as on, int() as at:
                 pipeline.unreachable = pipeline.unreachable | {at} if on else pipeline.unreachable - {at}
             case "drop", type() as kind, int() as at:
@@ -127,7 +134,7 @@ class Story:
 
     def plant(self, what: str, who: str, at: object) -> None:
         """Something that only an inventory can find."""
-        daemon = self.pipeline.daemon(at) if isinstance(at, int) else None
+        daemon = self.daemon(at) if isinstance(at, int) else None
         if daemon is not None and what == "orphan":
             ghost = HoldKey(RequestId(f"ghost of {who}"), Attempt(1))
             daemon.holds[ghost] = 0
@@ -138,7 +145,7 @@ class Story:
     def lose(self, at: int) -> None:
         """The stage dies and comes back; what it was sent is lost with its streams."""
         if self.pipeline.machine.pipelines[PIPELINE].serving:
-            self.pipeline.lose(at)
+            self.pipeline.lose(at, at % self.ranks)
             self.come_back(at)
 
     def come_back(self, at: int) -> None:
@@ -147,7 +154,7 @@ class Story:
         self.lives[at] += 1
         pipeline.held = [action for action in pipeline.held if isinstance(action, HashPrompt)]
         pipeline.unreachable.discard(at)
-        pipeline.post(MemberUp(record(at, STAGES, self.lives[at]), pipeline.now))
+        pipeline.post(MemberUp(record(at, STAGES, self.lives[at], at % self.ranks, self.ranks), pipeline.now))
 
     def end(self) -> None:
         """Let everything go on, for longer than any deadline."""
@@ -166,11 +173,11 @@ class Story:
 
 
 @settings(max_examples=200)
-@given(steps, st.integers(1, 2), st.sampled_from([2, 128]))
+@given(steps, st.integers(1, 2), st.sampled_from([2, 128]), st.integers(1, 2))
 def test_every_request_ends_once_and_nothing_is_held_when_anything_happens_in_any_order(
-    script: list[tuple[str, object, object]], attempts: int, lanes: int
+    script: list[tuple[str, object, object]], attempts: int, lanes: int, ranks: int
 ) -> None:
-    story = Story(attempts, lanes)
+    story = Story(attempts, lanes, ranks)
     for what, one, two in script:
         story.step(what, one, two)
     story.end()

@@ -161,9 +161,23 @@ def test_status_shows_no_stage_as_alive_when_its_pipeline_does_not_serve(
 
 
 def test_status_has_a_line_for_every_stage_when_one_is_missing() -> None:
-    table = tables.stages(_pipeline("broken", missing_stages=[0]))
+    table = tables.stages(_pipeline("broken", missing=[common_pb2.DaemonKey(pipeline="p", stage=0)]))
     assert list(table.columns[0].cells) == ["0", "1"]
     assert list(table.columns[-1].cells) == ["missing", "-"]
+
+
+def test_status_has_a_line_for_every_rank_when_stages_have_several() -> None:
+    missing = [common_pb2.DaemonKey(pipeline="p", stage=stage, rank=1) for stage in (1, 0)]
+    table = tables.stages(_pipeline("broken", missing=missing))
+    assert list(table.columns[0].cells) == ["0.1", "1.0", "1.1"]
+    assert list(table.columns[-1].cells) == ["missing", "-", "missing"]
+
+
+@pytest.mark.parametrize(("rank", "beat"), [(0, "-"), (1, "lost")])
+def test_status_shows_the_rank_as_lost_that_was_lost(rank: int, beat: str) -> None:
+    fault = common_pb2.Error(reason="STAGE_LOST", fields={"stage": "1", "rank": "1", "incarnation": "7"})
+    daemon = admin_pb2.StageStatus(key=common_pb2.DaemonKey(pipeline="p", stage=1, rank=rank), incarnation=7)
+    assert tables.stage_row(_pipeline("broken", daemon, last_fault=fault), daemon)[-1] == beat
 
 
 def test_status_cuts_no_figure_when_the_terminal_is_narrow() -> None:

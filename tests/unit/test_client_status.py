@@ -21,6 +21,7 @@ MESSAGE = admin_pb2.StatusResponse(
             pipeline="p",
             state="broken",
             missing_stages=[1, 3],
+            missing=[common_pb2.DaemonKey(pipeline="p", stage=3, rank=1)],
             last_fault=FAULT,
             daemons=[
                 admin_pb2.StageStatus(
@@ -46,6 +47,7 @@ def test_status_is_equal_field_by_field() -> None:
     fault = ErrorInfo("STAGE_LOST", "gone", (("stage", "2"),))
     assert (status.version, status.epoch, status.ready, status.counters) == ("1", 7, True, {"finished": 3})
     broken, serving = status.pipelines
+    assert broken.missing == (DaemonKey(PipelineId("p"), StageIndex(3), Rank(1)),)
     assert (broken.missing_stages, broken.last_fault, serving.last_fault) == ((1, 3), fault, None)
     (daemon,) = broken.daemons
     assert (daemon.key, daemon.pool_blocks) == (key, 9)

@@ -233,7 +233,7 @@ def test_request_fails_naming_stage_and_cause_when_its_row_is_voided(stage: int)
     outcome = pipeline.outcome("a")
     assert isinstance(outcome, Failed)
     assert outcome.error.reason == "ROW_VOIDED"
-    assert dict(outcome.error.fields) == {"stage": str(stage), "wave": "1", "cause": "BAD_CANARY"}
+    assert dict(outcome.error.fields) == {"stage": str(stage), "rank": "0", "wave": "1", "cause": "BAD_CANARY"}
     assert isinstance(pipeline.outcome("b"), Finished)
     assert pipeline.nothing_held()
 
@@ -357,7 +357,8 @@ def test_formation_ends_and_forms_again_when_a_wave_fails() -> None:
     outcome = pipeline.outcome("a")
     assert isinstance(outcome, Failed)
     assert outcome.error.reason == "FORMATION_ENDED"
-    assert dict(outcome.error.fields) == {"pipeline": "p", "stage": "1", "wave": "1", "cause": "ENGINE_FAULT"}
+    named = {"pipeline": "p", "stage": "1", "rank": "0", "wave": "1", "cause": "ENGINE_FAULT"}
+    assert dict(outcome.error.fields) == named
     pipeline.held.clear()
     pipeline.hold = set()
     pipeline.pass_time(0.2)

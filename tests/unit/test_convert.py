@@ -193,6 +193,7 @@ JOIN = terms.JoinPlan(
         ("stages", 0),
         ("stages", limits.MAX_STAGES + 1),
         ("ranks", 0),
+        ("ranks", limits.MAX_RANKS + 1),
         ("last_layer", 2),
         ("block_tokens", 0),
         ("block_tokens", limits.MAX_BLOCK_TOKENS + 1),
@@ -215,6 +216,12 @@ def test_join_is_refused_when_its_stage_is_outside_the_pipeline() -> None:
     message = convert.join_plan_to_pb(JOIN)
     message.key.stage = 2
     assert refused(lambda: convert.join_plan_from_pb(message)) == {"field": "key.stage", "value": "2", "limit": "1"}
+
+
+def test_join_is_refused_when_its_rank_is_outside_the_stage() -> None:
+    message = convert.join_plan_to_pb(JOIN)
+    message.key.rank = 1
+    assert refused(lambda: convert.join_plan_from_pb(message)) == {"field": "key.rank", "value": "1", "limit": "0"}
 
 
 # --- prompts ------------------------------------------------------------------------------------

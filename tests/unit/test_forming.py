@@ -25,6 +25,7 @@ from wavepp_controller.core.events import (
     SendWave,
     StageShape,
 )
+from wavepp_controller.core.members import Members
 from wavepp_proto import limits
 from wavepp_proto.terms import (
     CacheGroup,
@@ -177,6 +178,38 @@ def test_link_is_what_every_daemon_can_when_none_is_forced(
     assert {plan.link for plan in form.plans} == {expected}
     stored = expected in (LinkKind.GLOO, LinkKind.NCCL)
     assert {plan.link_store for plan in form.plans} == {links[0] if stored else ""}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [
+        (("GPU-a", "GPU-b"), LinkKind.NCCL),
+        (("GPU-a", "GPU-a"), LinkKind.GLOO),  # NCCL refuses a group in which two share a device
+        (("GPU-a", ""), LinkKind.GLOO),
+    ],
+)
+def test_link_is_nccl_when_every_daemon_has_a_gpu_of_its_own(gpus: tuple[str, str], expected: LinkKind) -> None:
+    pipeline = register(*(record(stage, gpu=gpu) for stage, gpu in enumerate(gpus)))
+    (form,) = pipeline.of(FormPipeline)
+    assert {plan.link for plan in form.plans} == {expected}
+
+
+def test_plans_tell_every_stage_what_the_others_hold_and_have_loaded() -> None:
+    pipeline = register(record(0, engine_load=11), record(1, engine_load=12))
+    (form,) = pipeline.of(FormPipeline)
+    told = {
+        tuple((p.first_layer, p.last_layer, p.engine_load, p.pool_blocks) for p in plan.peers) for plan in form.plans
+    }
+    assert told == {((0, 2, 11, 10_000), (2, 4, 12, 10_000))}
+
+
+@pytest.mark.parametrize(("incarnation", "known"), [(1, 77), (2, 1)], ids=["same", "another"])
+def test_load_of_an_answer_is_known_before_its_record_comes(incarnation: int, known: int) -> None:
+    members = Members()
+    members.up(record(0, incarnation=incarnation, engine_load=1))
+    members.joined(record(0, incarnation=1, engine_load=1), 77)
+    (found,) = members.roster({}, 0.0).records.values()
+    assert found.engine_load == known
 
 
 def test_pipeline_is_broken_with_a_reason_when_the_forced_link_cannot_be() -> None:

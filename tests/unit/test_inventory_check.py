@@ -233,7 +233,7 @@ def test_running_request_fails_naming_the_stage_when_a_daemon_lost_its_hold() ->
     outcome = pipeline.outcome("a")
     assert isinstance(outcome, Failed)
     assert outcome.error.reason == "ROW_VOIDED"
-    assert dict(outcome.error.fields) == {"stage": "0", "wave": "4", "cause": "HOLD_LOST"}
+    assert dict(outcome.error.fields) == {"stage": "0", "rank": "0", "wave": "4", "cause": "HOLD_LOST"}
     pipeline.hold = set()
     pipeline.release_held()
     assert pipeline.nothing_held()

@@ -9,7 +9,16 @@ import pytest
 from tests.harness.stage_core import join_plan
 from wavepp_proto.errors import JoinRefused
 from wavepp_proto.limits import MAX_POOL_BLOCKS, MAX_STATE_SLOTS
-from wavepp_proto.terms import CacheGroup, JoinPlan
+from wavepp_proto.terms import (
+    NOTHING_LOADED,
+    CacheGroup,
+    DaemonKey,
+    Incarnation,
+    JoinPlan,
+    Peer,
+    PipelineId,
+    StageIndex,
+)
 from wavepp_stage.core.join_plan import check_plan, needs_rebuild
 
 ATTENTION, RECURRENT = CacheGroup.ATTENTION, CacheGroup.RECURRENT
@@ -69,3 +78,37 @@ HYBRID = join_plan(groups=(ATTENTION, RECURRENT), state_slots=8, host_pool_block
 def test_cache_is_built_anew_when_its_shape_changed(other: JoinPlan, rebuild: bool) -> None:
     assert needs_rebuild(HYBRID, other) is rebuild
     assert needs_rebuild(None, other)
+
+
+def loaded(*peers: tuple[int, int, int, int], epoch: int = 1) -> JoinPlan:
+    """A plan of stages that load together; each peer is (incarnation, first layer, last layer, load)."""
+    made = tuple(
+        Peer(
+            DaemonKey(PipelineId("p"), StageIndex(stage)), Incarnation(incarnation), "a:1", "a:2", first, last, load, 64
+        )
+        for stage, (incarnation, first, last, load) in enumerate(peers)
+    )
+    return replace(join_plan(epoch=epoch), peers=made)
+
+
+TOGETHER = loaded((1, 0, 4, 77), (2, 4, 8, 77))
+
+
+@pytest.mark.parametrize(
+    ("other", "rebuild"),
+    [
+        (loaded((1, 0, 4, 77), (2, 4, 8, NOTHING_LOADED)), True),  # its wave failed, or its process is another one
+        (loaded((1, 0, 4, 78), (2, 4, 8, 77)), True),  # the first loaded with others meanwhile
+        (loaded((1, 0, 4, NOTHING_LOADED), (2, 4, 8, NOTHING_LOADED)), True),
+        (loaded((1, 0, 4, 77), (2, 4, 9, 77)), True),  # the others' bands are part of what was loaded
+        (replace(TOGETHER, peers=(TOGETHER.peers[0], replace(TOGETHER.peers[1], pool_blocks=9))), True),  # and pools
+        (loaded((1, 0, 4, 77), (3, 4, 8, 77), epoch=2), False),  # it fenced itself for silence: what it loaded is there
+    ],
+)
+def test_cache_is_built_anew_when_those_who_load_together_changed(other: JoinPlan, rebuild: bool) -> None:
+    assert needs_rebuild(TOGETHER, other) is rebuild
+
+
+def test_peers_are_no_matter_when_every_stage_loads_alone() -> None:
+    before, after = loaded((1, 0, 4, 0), (2, 4, 8, 0)), loaded((1, 0, 4, 0), (9, 4, 10, 0))
+    assert not needs_rebuild(before, after)

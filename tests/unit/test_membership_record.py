@@ -20,6 +20,8 @@ def test_record_survives_when_encoded_and_decoded() -> None:
         link_address="[fd00::1]:9",
         groups=(CacheGroup.ATTENTION, CacheGroup.RECURRENT),
         version="1.2.3",
+        engine_load=2**62,
+        gpu="GPU-5e0c",
     )
     assert records.decode_record(records.encode_record(record)) == record
 
@@ -27,6 +29,12 @@ def test_record_survives_when_encoded_and_decoded() -> None:
 def test_record_is_read_when_a_newer_daemon_added_a_field() -> None:
     document = json.loads(records.encode_record(make_record()))
     document["later"] = {"any": 1}
+    assert records.decode_record(json.dumps(document).encode()) == make_record()
+
+
+def test_record_of_an_older_daemon_loads_alone_and_names_no_gpu() -> None:
+    document = json.loads(records.encode_record(make_record()))
+    del document["engine_load"], document["gpu"]
     assert records.decode_record(json.dumps(document).encode()) == make_record()
 
 
@@ -56,6 +64,7 @@ MISSING = object()
         (("stage",), 4, "stage"),
         (("stage",), True, "stage"),
         (("rank",), 1, "rank"),
+        (("ranks",), 65, "ranks"),
         (("incarnation",), -1, "incarnation"),
         (("incarnation",), "1", "incarnation"),
         (("incarnation",), 1.0, "incarnation"),

@@ -19,6 +19,7 @@ from wavepp_proto.errors import (
     StaleMessage,
     WaveppError,
 )
+from wavepp_proto.terms import DaemonKey, PipelineId, StageIndex
 
 
 def untyped(code: grpc.StatusCode, text: str = "gRPC's own words") -> grpc.aio.AioRpcError:
@@ -58,7 +59,7 @@ def typed(error: WaveppError) -> grpc.aio.AioRpcError:
 def test_ending_is_judged_by_its_type(
     cause: grpc.aio.AioRpcError | WaveppError | None, reason: str, resumable: bool
 ) -> None:
-    ending = judge(3, cause)
+    ending = judge(DaemonKey(PipelineId("p"), StageIndex(3)), cause)
     assert (ending.error.reason, ending.resumable) == (reason, resumable)
 
 

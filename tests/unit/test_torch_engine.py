@@ -249,7 +249,7 @@ def test_another_band_replaces_weights_and_pool(pipeline: Pipeline) -> None:
     assert facts.loaded_layers == (0, 1, 2, 3)
     assert engine.cache.tensors(3)[0].shape[0] == 10
     assert facts.bytes_per_block == 4 * 2 * B * 2 * 24 * 4
-    assert (facts.hidden, facts.needs_tokens, facts.device) == (64, False, "cpu")
+    assert (facts.hidden, facts.device) == (64, "cpu")
 
 
 def test_engine_refuses_work_when_closed(pipeline: Pipeline) -> None:

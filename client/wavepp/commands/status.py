@@ -11,7 +11,7 @@ from wavepp.commands._shared import Controller, address_of, run, security
 from wavepp_proto.runtime import options as opt
 
 if TYPE_CHECKING:
-    from wavepp_proto.v1 import admin_pb2
+    from wavepp_proto.v1 import admin_pb2, common_pb2
 
 
 def status(
@@ -80,12 +80,12 @@ def _show(reply: admin_pb2.StatusResponse, as_json: bool) -> None:
         for daemon in pipeline.daemons:
             if daemon.HasField("costs"):
                 out.print(_costs(daemon), highlight=False)
-        if pipeline.missing_stages:
-            out.print(f"no daemon for stage {', '.join(map(str, pipeline.missing_stages))}")
+        if pipeline.missing:
+            out.print(f"no daemon for {', '.join(map(_place, pipeline.missing))}", highlight=False)
         if pipeline.HasField("last_fault"):
             out.print(f"last fault: {pipeline.last_fault.reason}: {pipeline.last_fault.message}", highlight=False)
     for member in reply.refused:
-        out.print(f"refused: stage {member.key.stage} at {member.address}: {member.error.message}", highlight=False)
+        out.print(f"refused: {_place(member.key)} at {member.address}: {member.error.message}", highlight=False)
     if reply.requests:
         out.print(tables.requests(list(reply.requests)))
 
@@ -94,10 +94,16 @@ def _costs(daemon: admin_pb2.StageStatus) -> str:
     """What its waves were learnt to take."""
     costs = daemon.costs
     return (
-        f"stage {daemon.key.stage} takes {costs.c_us / 1e3:.2f} ms a wave, {costs.b_us:.2f} us a token, "
+        f"{_place(daemon.key)} takes {costs.c_us / 1e3:.2f} ms a wave, {costs.b_us:.2f} us a token, "
         f"{costs.a_us * 1e6:.2f} us a million pairs, {costs.g_us * 1e3:.2f} us a thousand prefix tokens: "
         f"off by {costs.error:.1%}, {costs.samples} reports"
     )
+
+
+def _place(key: common_pb2.DaemonKey) -> str:
+    from wavepp_proto import convert
+
+    return convert.daemon_key_from_pb(key).place
 
 
 def as_dict(reply: admin_pb2.StatusResponse) -> dict[str, Any]:

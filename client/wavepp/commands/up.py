@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 WATCH_S = 0.5
 RESTARTS_PER_STAGE = 5
-"""Restarts of one stage within the last ten minutes; older ones say nothing about what is broken now."""
+"""Restarts of one daemon within the last ten minutes; older ones say nothing about what is broken now."""
 RESTART_WINDOW_S = 600.0
 
 
@@ -34,9 +34,15 @@ def up(
         str, typer.Option("--model", envvar="WAVEPP_MODEL", help="Hugging Face folder, or emulated:layers=N,...")
     ],
     stages: Annotated[int, typer.Option("--stages", envvar="WAVEPP_STAGES", help="Stages in the pipeline.")] = 4,
+    ranks: Annotated[
+        int, typer.Option("--ranks", envvar="WAVEPP_RANKS", help="Daemons of each stage (tensor parallel).")
+    ] = 1,
     engine: opt.Engine = None,
     pool_blocks: Annotated[
-        str, typer.Option("--pool-blocks", envvar="WAVEPP_POOL_BLOCKS", help="One number, or one for each stage: 9,8,7")
+        str,
+        typer.Option(
+            "--pool-blocks", envvar="WAVEPP_POOL_BLOCKS", help="One number, or one for each stage or daemon: 9,8"
+        ),
     ] = "1024",
     host_pool_blocks: Annotated[
         str,
@@ -85,10 +91,8 @@ def up(
     snapshot_tokens: opt.SnapshotTokens = 8192,
     share_tokens: opt.ShareTokens = None,
     link: Annotated[str | None, typer.Option("--link", envvar="WAVEPP_LINK", help="gloo, nccl or grpc.")] = None,
-    device: Annotated[str, typer.Option("--device", envvar="WAVEPP_DEVICE", help="cpu or cuda:N.")] = "cpu",
-    dtype: Annotated[
-        str, typer.Option("--dtype", envvar="WAVEPP_DTYPE", help="float32, bfloat16 or auto.")
-    ] = "float32",
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
     threads: Annotated[
         int | None, typer.Option("--threads", envvar="WAVEPP_THREADS", help="Intra-op threads of each stage.")
     ] = None,
@@ -135,7 +139,7 @@ def up(
             message = "--tls-ca needs --tls-cert and --tls-key: every process here is a server too"
             raise InvalidRequest(message, field="tls_cert")
         plan = LocalPlan(
-            model=model, engine=opt.engine_of(engine, model), stages=stages,
+            model=model, engine=opt.engine_of(engine, model), stages=stages, ranks=ranks,
             pool_blocks=_numbers("pool_blocks", pool_blocks),
             host_pool_blocks=_numbers("host_pool_blocks", host_pool_blocks),
             state_slots=_numbers("state_slots", state_slots),
@@ -197,7 +201,7 @@ async def _serve(local: LocalCluster, stop: asyncio.Event, as_json: bool) -> Non
 
 
 class Restarts:
-    """When one stage was started again, of late."""
+    """When one daemon was started again, of late."""
 
     def __init__(self) -> None:
         self._at: list[float] = []
@@ -215,25 +219,28 @@ async def _watch(local: LocalCluster, stop: asyncio.Event, talk: Console) -> Non
     """Until `stop`: start stages again that died, at the address they had."""
     from wavepp_proto.errors import PipelineUnavailable
 
-    addresses = {d.key.stage: d.address for p in (await local.status()).pipelines for d in p.daemons}
-    restarts = {stage: Restarts() for stage in range(local.plan.stages)}
+    plan = local.plan
+    daemons = [d for p in (await local.status()).pipelines for d in p.daemons]
+    addresses = {(d.key.stage, d.key.rank): d.address for d in daemons}
+    restarts = {place: Restarts() for place in plan.places}
     etcd_ended = False
     while not stop.is_set():
         if local.etcd is not None and not local.etcd.alive and not etcd_ended:
             etcd_ended = True
             talk.print("etcd ended: what serves goes on serving, but nothing can join any more", highlight=False)
-        for stage, child in [(s, local.children[f"stage-{s}"]) for s in restarts]:
+        for stage, rank in plan.places:
+            child = local.children[plan.name(stage, rank)]
             if child.alive:
                 continue
-            status = child.process.returncode
-            if not restarts[stage].allow(time.monotonic()):
+            status, name = child.process.returncode, child.name.replace("-", " ")
+            if not restarts[stage, rank].allow(time.monotonic()):
                 raise PipelineUnavailable(
-                    f"stage {stage} ended again after {RESTARTS_PER_STAGE} restarts in {RESTART_WINDOW_S:g} s: "
-                    f"{child.tail()}",
+                    f"{name} ended again after {RESTARTS_PER_STAGE} restarts in {RESTART_WINDOW_S:g} s: {child.tail()}",
                     stage=stage,
+                    rank=rank,
                 )
-            talk.print(f"stage {stage} ended with status {status}; starting it again")
-            await local.start_stage(stage, addresses.get(stage, "127.0.0.1:0"))
+            talk.print(f"{name} ended with status {status}; starting it again")
+            await local.start_stage(stage, addresses.get((stage, rank), "127.0.0.1:0"), rank=rank)
         controller = local.children["controller"]
         if not controller.alive:
             raise PipelineUnavailable(f"the controller ended: {controller.tail()}", process="controller")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wavepp.local_cluster import LocalCluster
+from wavepp_proto import convert
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,9 +37,9 @@ def processes(cluster: LocalCluster, status: StatusResponse) -> list[ProcessFact
         found.append(ProcessFacts("etcd", cluster.etcd.pid, cluster.etcd.binary.version, cluster.etcd.endpoint))
     found.append(ProcessFacts("controller", status.pid, status.version, cluster.address))
     for pipeline in status.pipelines:
-        for daemon in sorted(pipeline.daemons, key=lambda daemon: daemon.key.stage):
+        for daemon in sorted(pipeline.daemons, key=lambda daemon: (daemon.key.stage, daemon.key.rank)):
             layers = f"{daemon.first_layer}..{daemon.last_layer - 1}"
-            name = f"stage {daemon.key.stage} ({daemon.engine})"
+            name = f"{convert.daemon_key_from_pb(daemon.key).place} ({daemon.engine})"
             found.append(
                 ProcessFacts(name, daemon.pid, daemon.version, daemon.address, layers, int(daemon.pool_blocks))
             )

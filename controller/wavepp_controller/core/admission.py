@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from wavepp_controller.core import traced
 from wavepp_controller.core.book import RequestBook
+from wavepp_controller.core.causes import stages_of
 from wavepp_controller.core.choosing import Choosing
 from wavepp_controller.core.config import ControllerConfig
 from wavepp_controller.core.demand import Demand, shortage
@@ -290,7 +291,7 @@ def _preparing(done: OpenRound) -> list[Request]:
 
 
 def _no_progress(request: Request, lower: Lower) -> InternalError:
-    stages = " ".join(str(key.stage) for key in lower.daemons)
+    stages = stages_of(lower.daemons)
     return InternalError(
         f"stages {stages} neither lowered nor committed request {request.id} at {lower.endpoint}",
         field="endpoint",

@@ -17,7 +17,7 @@ from wavepp_proto.terms import DaemonKey, ErrorInfo, PipelineId, WaveReport
 def stage_lost(daemon: Daemon, why: str) -> StageLost:
     key = daemon.key
     return StageLost(
-        f"stage {key.stage} of {key.pipeline} was lost: {why}",
+        f"{key.place} of {key.pipeline} was lost: {why}",
         pipeline=key.pipeline,
         stage=key.stage,
         rank=key.rank,
@@ -28,9 +28,10 @@ def stage_lost(daemon: Daemon, why: str) -> StageLost:
 def failed_report(key: DaemonKey, report: WaveReport) -> FormationEnded:
     cause = report.error or ErrorInfo("UNKNOWN", "the daemon gave no cause")
     return FormationEnded(
-        f"stage {key.stage} of {key.pipeline} failed wave {report.fence.ordinal}: {cause.message}",
+        f"{key.place} of {key.pipeline} failed wave {report.fence.ordinal}: {cause.message}",
         pipeline=key.pipeline,
         stage=key.stage,
+        rank=key.rank,
         wave=report.fence.ordinal,
         cause=cause.reason,
     )
@@ -38,15 +39,16 @@ def failed_report(key: DaemonKey, report: WaveReport) -> FormationEnded:
 
 def hold_lost(daemon: Daemon, request: Request) -> RowVoided:
     return RowVoided(
-        f"stage {daemon.key.stage} no longer holds the cache of request {request.id}",
+        f"{daemon.key.place} no longer holds the cache of request {request.id}",
         stage=daemon.key.stage,
+        rank=daemon.key.rank,
         wave=request.current.last_wave,
         cause="HOLD_LOST",
     )
 
 
 def drained(pipeline: PipelineId, leaving: Iterable[Daemon]) -> FormationEnded:
-    stages = " ".join(str(daemon.key.stage) for daemon in leaving)
+    stages = stages_of(daemon.key for daemon in leaving)
     return FormationEnded(f"stage {stages} of {pipeline} drained", pipeline=pipeline, stages=stages)
 
 
@@ -64,7 +66,7 @@ def unserved(
     pipeline: PipelineId, missing: Iterable[DaemonKey], fault: WaveppError | None, config: ControllerConfig
 ) -> PipelineUnavailable:
     """`fault` is what the last formation ended for."""
-    stages = " ".join(str(key.stage) for key in missing)
+    stages = stages_of(missing)
     why = f", missing stages: {stages}" if stages else f": {fault.message}" if fault is not None else ""
     return PipelineUnavailable(
         f"pipeline {pipeline} did not serve within {config.pipeline_wait_ms} ms{why}",
@@ -73,3 +75,8 @@ def unserved(
         limit=config.pipeline_wait_ms,
         retry_after_ms=config.reform_backoff_max_ms,
     )
+
+
+def stages_of(keys: Iterable[DaemonKey]) -> str:
+    """In order, for messages: `0 1 1.1`, the rank only where it is not 0."""
+    return " ".join(key.short for key in sorted(keys))

@@ -31,7 +31,7 @@ class ControllerConfig:
     fills: int = 2
     """F: pipeline fills of waves that `mpu` keeps available."""
     link: LinkKind | None = None
-    """None takes gloo where every daemon can, else grpc."""
+    """None takes nccl where every daemon has a GPU of its own, gloo where every one has torch, else grpc."""
     floor_blocks: int | None = None
     """Blocks of every pool that escrows may never touch; None leaves the headroom that `headroom` computes."""
     snapshot_tokens: int = 8192

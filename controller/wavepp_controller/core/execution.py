@@ -122,11 +122,12 @@ class Execution:
         if reported.slot_freed:
             self._flying.pop(reported.flight.ordinal, None)
             if busy:
-                computed = (r.length for i, r in enumerate(reported.flight.rows) if not report.void_bitmap >> i & 1)
+                void = reported.flight.void_bitmap
+                computed = (r.length for i, r in enumerate(reported.flight.rows) if not void >> i & 1)
                 self.pace.worked(sum(computed), now - self._moved)
             self._moved = now
             outcomes.wave_ended = True
-            self._complete(reported.flight, report, outcomes)
+            self._complete(reported.flight, outcomes)
         self._void(reported.flight, reported.complete, outcomes)
         return outcomes
 
@@ -198,9 +199,9 @@ class Execution:
         self._out.count("wave_tokens", sum(row.length for row in rows))
         self._out.send(SendWave(self._pipeline, ordinal, rows, self._formation.fences()))
 
-    def _complete(self, flight: Flight, report: WaveReport, outcomes: Outcomes) -> None:
+    def _complete(self, flight: Flight, outcomes: Outcomes) -> None:
         """The last stage is done with the wave: positions advance, final rows have their token."""
-        results = {result.row: result for result in report.results}
+        results = {result.row: result for result in flight.results}
         for index, row in enumerate(flight.rows):
             request = self.running.get(row.key)
             if request is None or flight.void_bitmap >> index & 1:
@@ -226,7 +227,7 @@ class Execution:
             told = flight.faults.get(index)
             if request is None or not (told or (complete and flight.void_bitmap >> index & 1)):
                 continue
-            where, cause = (f"stage {told[0].stage}", told[1]) if told else ("an unknown stage", None)
+            where, cause = (told[0].place, told[1]) if told else ("an unknown stage", None)
             outcomes.voided.append(
                 (
                     request,
@@ -234,6 +235,7 @@ class Execution:
                         f"{where} voided tokens [{row.start}, {row.start + row.length}) of {request.id}: "
                         + (cause.message if cause else "no stage told why"),
                         stage=told[0].stage if told else None,
+                        rank=told[0].rank if told else None,
                         wave=flight.ordinal,
                         cause=cause.reason if cause else None,
                     ),

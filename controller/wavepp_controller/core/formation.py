@@ -105,13 +105,17 @@ class PipelineFormation:
     join_deadline: float
     serving: bool = False
     symptom: WaveppError | None = None
-    """A link fault that a daemon reported: a dead neighbour causes one too, and its own stream tells which."""
+    """A fault that a daemon reported and that a dead neighbour may have caused: whose stream ends tells which."""
     symptom_until: float = 0.0
     """When the formation ends for the symptom, if no cause has shown by then."""
 
     @property
     def stages(self) -> int:
         return next(iter(self.daemons.values())).plan.stages
+
+    @property
+    def ranks(self) -> int:
+        return next(iter(self.daemons.values())).plan.ranks
 
     @property
     def block_tokens(self) -> int:
@@ -197,7 +201,8 @@ def align_wave_tokens(wave_tokens: int, block_tokens: int) -> int:
 
 
 def choose_link(records: Mapping[DaemonKey, MemberRecord], forced: LinkKind | None) -> LinkKind:
-    """The forced kind, else gloo where every daemon has a torch.distributed store, else grpc.
+    """The forced kind, else what every daemon can: nccl with a GPU for each alone, gloo with a torch.distributed
+    store, else grpc.
 
     JoinRefused if a forced kind needs stores that are not there.
     """
@@ -206,7 +211,9 @@ def choose_link(records: Mapping[DaemonKey, MemberRecord], forced: LinkKind | No
         return LinkKind.NONE
     without = [record for record in records.values() if not record.link_address]
     if forced is None or forced is LinkKind.NONE:
-        return LinkKind.GRPC if without else LinkKind.GLOO
+        if without:
+            return LinkKind.GRPC
+        return LinkKind.NCCL if _own_gpus(records) else LinkKind.GLOO
     if forced in (LinkKind.GLOO, LinkKind.NCCL) and without:
         raise JoinRefused(
             f"{without[0].key} has no link address, which link {forced.value} needs",
@@ -216,6 +223,12 @@ def choose_link(records: Mapping[DaemonKey, MemberRecord], forced: LinkKind | No
             stage=without[0].key.stage,
         )
     return forced
+
+
+def _own_gpus(records: Mapping[DaemonKey, MemberRecord]) -> bool:
+    """NCCL refuses a group in which two share a device."""
+    gpus = {record.gpu for record in records.values()}
+    return "" not in gpus and len(gpus) == len(records)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +252,10 @@ def draw_up(
     ordinals of their next rounds."""
     link = choose_link(records, terms.link)
     first = next(iter(records.values()))
-    peers = tuple(Peer(key, r.incarnation, r.address, r.link_address) for key, r in records.items())
+    peers = tuple(
+        Peer(key, r.incarnation, r.address, r.link_address, r.first_layer, r.last_layer, r.engine_load, r.pool_blocks)
+        for key, r in records.items()
+    )
     wave_tokens = align_wave_tokens(terms.wave_tokens, first.block_tokens)
     floor = config.floor_blocks
     if floor is None:

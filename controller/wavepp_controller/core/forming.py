@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from wavepp_controller.core.causes import stages_of
 from wavepp_controller.core.config import ControllerConfig
 from wavepp_controller.core.events import EndFormation, FormPipeline, ReformAsked, StageShape
 from wavepp_controller.core.formation import Daemon, PipelineFormation, Terms, choose_link, draw_up
@@ -93,8 +94,8 @@ class Forming:
 
     def serve(self, formation: PipelineFormation) -> tuple[PipelineFacts, dict[DaemonKey, RoundOrdinal]]:
         """All joined: what the pipeline is now, and where each daemon's round ordinals go on."""
-        for key in formation.daemons:
-            self.members.joined(key)
+        for daemon in formation.daemons.values():
+            self.members.joined(daemon.record, 0 if daemon.reply is None else daemon.reply.engine_load)
         self.facts = formation.facts()
         return self.facts, self._rounds_of({key: daemon.record for key, daemon in formation.daemons.items()})
 
@@ -180,7 +181,7 @@ class Forming:
         joining = self.present
         if joining is None or joining.serving or now < joining.join_deadline:
             return None
-        slow = " ".join(str(key.stage) for key, daemon in joining.daemons.items() if daemon.reply is None)
+        slow = stages_of(key for key, daemon in joining.daemons.items() if daemon.reply is None)
         return FormationEnded(
             f"stage {slow} did not join within {self._config.join_deadline_ms} ms",
             field="join_deadline_ms",

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from wavepp_controller.core.pipeline import PipelineMachine
 
 LINK_GRACE_S = 0.25
-"""Between a link fault and the stream of the neighbour that died there lie milliseconds."""
+"""Between a fault that a dead neighbour causes and the end of that one's own stream lie milliseconds."""
 PATIENCE = 2
 """Round deadlines after which a round without votes, or a wave that its daemon knows nothing of and has not reported,
 was lost on the way: streams are opened again."""
@@ -224,9 +224,11 @@ class Hearing:
             self._reopen(daemon, "it owes reports of waves that it does not know, though its heart beats", event.now)
 
     def _failed(self, event: ReportArrived) -> None:
-        """A fault ends the formation: at once, or after a look for the dead neighbour behind a lost link."""
+        """A fault ends the formation: at once, or after a look for the dead neighbour behind it."""
         formation, error = self._pipeline.forming.present, causes.failed_report(event.key, event.report)
-        if formation is None or event.report.error is None or event.report.error.reason != LinkFault.reason:
+        cause = event.report.error
+        # ranks compute together: what kills one of them breaks the wave of the others
+        if formation is None or cause is None or not (cause.reason == LinkFault.reason or formation.ranks > 1):
             self._pipeline.end_formation(error, event.now)
         elif formation.symptom is None:
             formation.symptom, formation.symptom_until = error, event.now + LINK_GRACE_S

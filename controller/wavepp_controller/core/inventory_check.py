@@ -140,7 +140,7 @@ class InventoryCheck:
         known = ring.running_hash(inventory.last_wave)
         if inventory.last_wave > ring.sent or (known is not None and known != inventory.running_hash):
             raise InternalError(
-                f"stage {key.stage} executed other rows than its pipeline up to wave {inventory.last_wave}, it says",
+                f"{key.place} executed other rows than its pipeline up to wave {inventory.last_wave}, it says",
                 field="running_hash",
                 value=inventory.running_hash.hex(),
                 limit=None if known is None else known.hex(),

@@ -107,10 +107,13 @@ class Members:
         for key in [key for key, member in self._members.items() if member.gone]:
             self._bury(key)
 
-    def joined(self, key: DaemonKey) -> None:
-        """It answered: whatever made it count as lost is over."""
-        if key in self._members:
-            self._members[key].lost_until = None
+    def joined(self, standing: MemberRecord, load: int) -> None:
+        """It answered: whatever made it count as lost is over, and its engine comes from this load (0: alone)."""
+        member = self._members.get(standing.key)
+        if member is not None:
+            member.lost_until = None
+            if member.record.incarnation == standing.incarnation:
+                member.record = replace(member.record, engine_load=load)
 
     def next_return(self, now: float) -> float | None:
         """When a lost member may be asked again."""
@@ -174,6 +177,8 @@ def mismatch(record: MemberRecord, model: MemberRecord | None) -> JoinRefused | 
         return _refusal(record, "pool_blocks", record.pool_blocks, 1)
     if not 0 <= record.key.stage < record.stages:
         return _refusal(record, "stage", record.key.stage, record.stages)
+    if not 1 <= record.ranks <= limits.MAX_RANKS:
+        return _refusal(record, "ranks", record.ranks, limits.MAX_RANKS)
     if not 0 <= record.key.rank < record.ranks:
         return _refusal(record, "rank", record.key.rank, record.ranks)
     if model is None:

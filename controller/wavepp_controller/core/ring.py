@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from wavepp_proto.errors import InternalError
-from wavepp_proto.terms import DaemonKey, ErrorInfo, Row, WaveOrdinal, WaveReport
+from wavepp_proto.terms import DaemonKey, ErrorInfo, Row, RowResult, WaveOrdinal, WaveReport
 
 LAG_RINGS = 4
 """A daemon whose reports are this many rings behind the last stage is not telling what it executes."""
@@ -44,7 +44,9 @@ class Flight:
     faults: dict[int, tuple[DaemonKey, ErrorInfo]] = field(default_factory=dict)
     """First cause told for each void row."""
     void_bitmap: int = 0
-    """As the last stage saw it."""
+    """As the last stage saw it, on any of its ranks."""
+    results: tuple[RowResult, ...] = ()
+    """Of rank 0 of the last stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class Reported:
 
     flight: Flight
     slot_freed: bool
-    """The last stage is done with the wave: its results count."""
+    """Every rank of the last stage is done with the wave: its results count."""
     complete: bool
     """Every daemon reported: no further cause will be told."""
 
@@ -155,6 +157,8 @@ class Ring:
         if key not in self._last_stage:
             return False
         flight.void_bitmap |= report.void_bitmap
+        if key.rank == 0:
+            flight.results = report.results
         if not flight.slot_held or flight.waiting_for & self._last_stage:
             return False
         flight.slot_held = False
@@ -166,11 +170,12 @@ class Ring:
             flight.running_hash = running_hash
         elif flight.running_hash != running_hash:
             raise InternalError(
-                f"stage {key.stage} executed other rows than its pipeline up to wave {flight.ordinal}",
+                f"{key.place} executed other rows than its pipeline up to wave {flight.ordinal}",
                 field="running_hash",
                 value=running_hash.hex(),
                 limit=flight.running_hash.hex(),
                 stage=key.stage,
+                rank=key.rank,
                 wave=flight.ordinal,
             )
 
@@ -178,7 +183,7 @@ class Ring:
         if len(self._flights) > LAG_RINGS * self.size:
             slow = min(self._daemons, key=lambda daemon: (self._next_report[daemon], daemon))
             raise InternalError(
-                f"stage {slow.stage} has not reported since wave {self._next_report[slow]}",
+                f"{slow.place} has not reported since wave {self._next_report[slow]}",
                 field="unreported_waves",
                 value=len(self._flights),
                 limit=LAG_RINGS * self.size,
@@ -188,7 +193,7 @@ class Ring:
 
 def _unexpected(key: DaemonKey, ordinal: int, expected: int) -> InternalError:
     return InternalError(
-        f"stage {key.stage} reported wave {ordinal}, not {expected}",
+        f"{key.place} reported wave {ordinal}, not {expected}",
         field="wave",
         value=ordinal,
         limit=expected,

@@ -147,7 +147,7 @@ class RoundBook:
         ordinal = RoundOrdinal(votes.fence.ordinal)
         if ordinal >= self.next_ordinals[key]:
             raise InternalError(
-                f"stage {key.stage} answered round {ordinal}, which was never sent",
+                f"{key.place} answered round {ordinal}, which was never sent",
                 field="round",
                 value=ordinal,
                 limit=self.next_ordinals[key] - 1,
@@ -161,7 +161,7 @@ class RoundBook:
         given = {vote.key: vote for vote in votes.votes}
         if len(given) != len(votes.votes) or given.keys() != set(self.open.asked[key]):
             raise InternalError(
-                f"stage {key.stage} voted on other requests than round {ordinal} asked",
+                f"{key.place} voted on other requests than round {ordinal} asked",
                 field="votes",
                 value=len(votes.votes),
                 limit=len(self.open.asked[key]),

@@ -159,8 +159,9 @@ class DaemonLink:
         while True:
             await self._cancel_streams()
             if await is_refused(self._address):
-                stage = self.plan.key.stage
-                error = StageLost(f"stage {stage} is gone: {self._address} refuses connections", stage=stage)
+                key = self.plan.key
+                why = f"{key.place} is gone: {self._address} refuses connections"
+                error = StageLost(why, stage=key.stage, rank=key.rank)
                 self._post_lost(StreamEnding(error.info(), resumable=False))
                 return
             opening = self._opening = asyncio.get_running_loop().create_future()
@@ -252,7 +253,7 @@ class DaemonLink:
             await work
         except (grpc.aio.AioRpcError, WaveppError) as error:
             cause = error
-        self._ended(judge(self.plan.key.stage, cause))
+        self._ended(judge(self.plan.key, cause))
 
     def _hear(self, event: Event) -> None:
         if not self._lost:

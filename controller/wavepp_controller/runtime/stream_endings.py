@@ -16,7 +16,7 @@ import grpc.aio
 from wavepp_proto import convert
 from wavepp_proto.errors import Cancelled, FormationEnded, StageLost, StaleMessage, WaveppError
 from wavepp_proto.runtime.channels import parse_address
-from wavepp_proto.terms import ErrorInfo
+from wavepp_proto.terms import DaemonKey, ErrorInfo
 
 PROBE_S: Final = 1.0
 """Longest wait for the answer to a connection attempt."""
@@ -29,16 +29,16 @@ class StreamEnding:
     """The daemon may be alive, in the same formation, under the same incarnation."""
 
 
-def judge(stage: int, cause: grpc.aio.AioRpcError | WaveppError | None) -> StreamEnding:
+def judge(key: DaemonKey, cause: grpc.aio.AioRpcError | WaveppError | None) -> StreamEnding:
     """The meaning of a stream's end; `cause` None says that the daemon closed it in order."""
     if cause is None:
-        error: WaveppError = FormationEnded(f"stage {stage} closed a stream", stage=stage)
+        error: WaveppError = FormationEnded(f"{key.place} closed a stream", stage=key.stage, rank=key.rank)
         return StreamEnding(error.info(), resumable=False)
     if isinstance(cause, grpc.aio.AioRpcError):
         error = convert.error_from_rpc(cause, StageLost)
         if isinstance(error, StageLost | Cancelled):
             # gRPC's own words, no daemon's: the connection broke, or a server that stops dropped the call.
-            lost = StageLost(f"stage {stage} is unreachable: {error.message}", stage=stage)
+            lost = StageLost(f"{key.place} is unreachable: {error.message}", stage=key.stage, rank=key.rank)
             return StreamEnding(lost.info(), resumable=True)
     else:
         error = cause

@@ -87,7 +87,7 @@ def join_plan_from_pb(msg: pb.JoinRequest) -> JoinPlan:
 def _check_shape(msg: pb.JoinRequest) -> None:
     stages = _check.at_most("stages", _check.at_least("stages", msg.stages, 1), limits.MAX_STAGES)
     _check.at_most("key.stage", msg.key.stage, stages - 1)
-    ranks = _check.at_least("ranks", msg.ranks, 1)
+    ranks = _check.at_most("ranks", _check.at_least("ranks", msg.ranks, 1), limits.MAX_RANKS)
     _check.at_most("key.rank", msg.key.rank, ranks - 1)
     _check.at_most("peers", len(msg.peers), stages * ranks)
     _check.at_least("last_layer", msg.last_layer, msg.first_layer + 1)
@@ -106,11 +106,24 @@ def _peer_to_pb(peer: Peer) -> pb.Peer:
         incarnation=peer.incarnation,
         address=peer.address,
         link_address=peer.link_address,
+        first_layer=peer.first_layer,
+        last_layer=peer.last_layer,
+        engine_load=peer.engine_load,
+        pool_blocks=peer.pool_blocks,
     )
 
 
 def _peer_from_pb(msg: pb.Peer) -> Peer:
-    return Peer(c.daemon_key_from_pb(msg.key), Incarnation(msg.incarnation), msg.address, msg.link_address)
+    return Peer(
+        c.daemon_key_from_pb(msg.key),
+        Incarnation(msg.incarnation),
+        msg.address,
+        msg.link_address,
+        msg.first_layer,
+        msg.last_layer,
+        msg.engine_load,
+        msg.pool_blocks,
+    )
 
 
 def join_reply_to_pb(reply: JoinReply) -> pb.JoinResponse:
@@ -127,6 +140,7 @@ def join_reply_to_pb(reply: JoinReply) -> pb.JoinResponse:
         loaded_layers=reply.loaded_layers,
         state_slots=reply.state_slots,
         bytes_per_state=reply.bytes_per_state,
+        engine_load=reply.engine_load,
     )
 
 
@@ -147,6 +161,7 @@ def join_reply_from_pb(msg: pb.JoinResponse) -> JoinReply:
         loaded_layers=tuple(msg.loaded_layers),
         state_slots=msg.state_slots,
         bytes_per_state=msg.bytes_per_state,
+        engine_load=msg.engine_load,
     )
 
 

@@ -45,7 +45,21 @@ TlsServerName = Annotated[
 LogLevel = Annotated[str, typer.Option("--log-level", envvar="WAVEPP_LOG_LEVEL", help="debug, info, warning or error.")]
 Engine = Annotated[
     str | None,
-    typer.Option("--engine", envvar="WAVEPP_ENGINE", help="torch or emulated; by default what the model needs."),
+    typer.Option(
+        "--engine",
+        envvar="WAVEPP_ENGINE",
+        help="torch, emulated or trtllm; by default what the model needs, never trtllm.",
+    ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option("--device", envvar="WAVEPP_DEVICE", help="cpu or cuda:N; cpu for torch, cuda:0 for trtllm."),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype", envvar="WAVEPP_DTYPE", help="float32, bfloat16 or auto; float32 for torch, auto for trtllm."
+    ),
 ]
 LogJson = Annotated[
     bool, typer.Option("--log-json/--log-text", envvar="WAVEPP_LOG_JSON", help="One JSON object a line, or text.")

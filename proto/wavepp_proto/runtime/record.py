@@ -79,6 +79,8 @@ def encode_record(record: MemberRecord) -> bytes:
         "pid": record.pid,
         "version": record.version,
         "state_slots": record.state_slots,
+        "engine_load": record.engine_load,
+        "gpu": record.gpu,
     }
     encoded = json.dumps(document, separators=(",", ":")).encode()
     decode_record(encoded)
@@ -98,7 +100,7 @@ def decode_record(value: bytes) -> MemberRecord:
     if schema != SCHEMA:
         raise InvalidRequest(f"record schema {schema}, expected {SCHEMA}", field="schema", value=schema, limit=SCHEMA)
     stages = read.count("stages", 1, limits.MAX_STAGES)
-    ranks = read.count("ranks", 1)
+    ranks = read.count("ranks", 1, limits.MAX_RANKS)
     model = read.inner("model")
     layers = model.count("layers", 1)
     first_layer = read.count("first_layer", 0, layers - 1)
@@ -134,6 +136,8 @@ def decode_record(value: bytes) -> MemberRecord:
         pid=read.count("pid", 0),
         version=read.text("version"),
         state_slots=read.count("state_slots", 0, limits.MAX_STATE_SLOTS) if "state_slots" in document else 0,
+        engine_load=read.count("engine_load", 0) if "engine_load" in document else 0,
+        gpu=read.text("gpu") if "gpu" in document else "",
     )
 
 

@@ -142,7 +142,11 @@ def _by_stage(spans: Sequence[CollectedSpan], name: str) -> Iterator[tuple[str, 
             pipeline = str(span.attributes.get(span_names.PIPELINE, ""))
             found[pipeline, span.number(span_names.STAGE), span.number(span_names.RANK)].append(span)
     for (pipeline, stage, rank), of_stage in sorted(found.items()):
-        yield pipeline, f"stage {stage}" + (f" rank {rank}" if rank else ""), of_stage
+        yield pipeline, _place(stage, rank), of_stage
+
+
+def _place(stage: int, rank: int) -> str:
+    return f"stage {stage}" + (f" rank {rank}" if rank else "")
 
 
 def _stage_slices(waves: Sequence[CollectedSpan], names: Mapping[SpanKey, str], origin_ns: int) -> Iterator[Slice]:
@@ -234,7 +238,7 @@ def _family(root: CollectedSpan, children: Mapping[SpanKey, Sequence[CollectedSp
 
 def _title(span: CollectedSpan, request: str | None) -> str:
     if span.name == span_names.VOTE:
-        return f"{span.name} stage {span.number(span_names.STAGE)}"
+        return f"{span.name} {_place(span.number(span_names.STAGE), span.number(span_names.RANK))}"
     return f"{span.name} {request}" if span.name == span_names.ADMISSION and request else span.name
 
 

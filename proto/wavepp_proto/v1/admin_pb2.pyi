@@ -147,6 +147,7 @@ class PipelineStatus(_message.Message):
     POLICY_FIELD_NUMBER: _builtins.int
     PARKED_REQUESTS_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
     pipeline: _builtins.str
     state: _builtins.str
     """forming, serving or broken."""
@@ -169,13 +170,17 @@ class PipelineStatus(_message.Message):
     """How admission and execution share time: overlapped, lockstep or drain."""
     @_builtins.property
     def missing_stages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Stage indices without a daemon."""
+        """Stages that lack a daemon, each once."""
 
     @_builtins.property
     def daemons(self) -> _containers.RepeatedCompositeFieldContainer[Global___StageStatus]: ...
     @_builtins.property
     def last_fault(self) -> _common_pb2.Error:
         """Why the last formation ended; absent if none did."""
+
+    @_builtins.property
+    def missing(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.DaemonKey]:
+        """Places without a daemon: stage and rank."""
 
     def __init__(
         self,
@@ -199,10 +204,11 @@ class PipelineStatus(_message.Message):
         policy: _builtins.str = ...,
         parked_requests: _builtins.int = ...,
         mode: _builtins.str = ...,
+        missing: _abc.Iterable[_common_pb2.DaemonKey] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last_fault", b"last_fault"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "daemons", b"daemons", "formation", b"formation", "last_fault", b"last_fault", "link", b"link", "missing_stages", b"missing_stages", "mode", b"mode", "model", b"model", "model_path", b"model_path", "parked_requests", b"parked_requests", "pipeline", b"pipeline", "policy", b"policy", "queued_requests", b"queued_requests", "running_requests", b"running_requests", "stages", b"stages", "state", b"state", "wave_tokens", b"wave_tokens", "waves_in_flight", b"waves_in_flight", "window", b"window"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "daemons", b"daemons", "formation", b"formation", "last_fault", b"last_fault", "link", b"link", "missing", b"missing", "missing_stages", b"missing_stages", "mode", b"mode", "model", b"model", "model_path", b"model_path", "parked_requests", b"parked_requests", "pipeline", b"pipeline", "policy", b"policy", "queued_requests", b"queued_requests", "running_requests", b"running_requests", "stages", b"stages", "state", b"state", "wave_tokens", b"wave_tokens", "waves_in_flight", b"waves_in_flight", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -51,11 +51,23 @@ class Peer(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     LINK_ADDRESS_FIELD_NUMBER: _builtins.int
+    FIRST_LAYER_FIELD_NUMBER: _builtins.int
+    LAST_LAYER_FIELD_NUMBER: _builtins.int
+    ENGINE_LOAD_FIELD_NUMBER: _builtins.int
+    POOL_BLOCKS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     address: _builtins.str
     """host:port of its gRPC server."""
     link_address: _builtins.str
     """host:port of its torch.distributed store; empty if it has none."""
+    first_layer: _builtins.int
+    """Band [first_layer, last_layer), global layer numbers; empty from older controllers."""
+    last_layer: _builtins.int
+    engine_load: _builtins.int
+    """Of an engine that all stages load together: the load that it comes from, the same number on all of them; 1 while
+    nothing is loaded. All load again unless all say the same load. 0 for engines that load alone.
+    """
+    pool_blocks: _builtins.int
     @_builtins.property
     def key(self) -> _common_pb2.DaemonKey: ...
     def __init__(
@@ -65,10 +77,14 @@ class Peer(_message.Message):
         incarnation: _builtins.int = ...,
         address: _builtins.str = ...,
         link_address: _builtins.str = ...,
+        first_layer: _builtins.int = ...,
+        last_layer: _builtins.int = ...,
+        engine_load: _builtins.int = ...,
+        pool_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "incarnation", b"incarnation", "key", b"key", "link_address", b"link_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "engine_load", b"engine_load", "first_layer", b"first_layer", "incarnation", b"incarnation", "key", b"key", "last_layer", b"last_layer", "link_address", b"link_address", "pool_blocks", b"pool_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -188,6 +204,7 @@ class JoinResponse(_message.Message):
     LOADED_LAYERS_FIELD_NUMBER: _builtins.int
     STATE_SLOTS_FIELD_NUMBER: _builtins.int
     BYTES_PER_STATE_FIELD_NUMBER: _builtins.int
+    ENGINE_LOAD_FIELD_NUMBER: _builtins.int
     pool_blocks: _builtins.int
     needs_tokens: _builtins.bool
     """Token ids must be announced to this stage although it is not the first."""
@@ -197,6 +214,8 @@ class JoinResponse(_message.Message):
     device: _builtins.str
     state_slots: _builtins.int
     bytes_per_state: _builtins.int
+    engine_load: _builtins.int
+    """As in Peer, after this join: known at once, the member record follows."""
     @_builtins.property
     def fence(self) -> _common_pb2.Fence: ...
     @_builtins.property
@@ -222,10 +241,11 @@ class JoinResponse(_message.Message):
         loaded_layers: _abc.Iterable[_builtins.int] | None = ...,
         state_slots: _builtins.int = ...,
         bytes_per_state: _builtins.int = ...,
+        engine_load: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "fence", b"fence", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_block", b"bytes_per_block", "bytes_per_state", b"bytes_per_state", "capacity", b"capacity", "device", b"device", "fence", b"fence", "groups", b"groups", "hidden", b"hidden", "key", b"key", "loaded_layers", b"loaded_layers", "needs_tokens", b"needs_tokens", "pool_blocks", b"pool_blocks", "state_slots", b"state_slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_block", b"bytes_per_block", "bytes_per_state", b"bytes_per_state", "capacity", b"capacity", "device", b"device", "engine_load", b"engine_load", "fence", b"fence", "groups", b"groups", "hidden", b"hidden", "key", b"key", "loaded_layers", b"loaded_layers", "needs_tokens", b"needs_tokens", "pool_blocks", b"pool_blocks", "state_slots", b"state_slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

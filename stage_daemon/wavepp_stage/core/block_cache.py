@@ -15,7 +15,7 @@ from wavepp_proto.hashing import blocks_for, reuse_cap
 from wavepp_proto.terms import Capacity, HoldKey, HoldState
 from wavepp_stage.core.block_hashes import BlockHashes
 from wavepp_stage.core.block_tree import NO_BLOCKS, ROOT
-from wavepp_stage.core.cache_manager import Escrow, Lease, Materialised
+from wavepp_stage.core.cache_manager import Escrow, Lease, Materialised, TokenIds
 from wavepp_stage.core.cache_shape import CacheShape
 from wavepp_stage.core.census import Census, take_census
 from wavepp_stage.core.digest_feed import DigestFeed, Digests
@@ -56,6 +56,7 @@ class BlockCache:
         candidate: int,
         snapshots: int = 0,
         ignore_floor: bool = False,
+        tokens: TokenIds | None = None,
     ) -> Lease:
         if key in self._ledger.holds:
             raise self._ledger.holds[key].illegal("lease")

@@ -4,6 +4,10 @@ Owns the Protocol and its answers. `block_cache.BlockCache` implements it for en
 their cache to us; an engine with a cache manager of its own brings an adapter. The machine
 (machine.py) is the only caller and holds the shell's mutex; no method blocks or copies cache.
 
+Where an engine's own manager stands behind it (EngineTraits.cache_thread), the methods from `lease` to
+`release`, and `executor_stopped`, come on the executor's thread. All others come on any thread, beside a
+wave that computes: they are bookkeeping, and never ask that manager.
+
 One hold's life: lease, escrow, commit (revise any number of times before materialise), materialise,
 plan_state and publish for each of its rows, release. `release` is legal at any time, and idempotent.
 """
@@ -15,10 +19,16 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from wavepp_proto.terms import Capacity, Digest, GroupEndpoint, HoldKey, HoldState
 from wavepp_stage.core.block_hashes import BlockHashes
 from wavepp_stage.core.census import Census
 from wavepp_stage.core.work import BlockTable, CopyLot, StateWork
+
+TokenIds = npt.NDArray[np.int32]
+"""Shape [prompt_tokens]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +97,12 @@ class CacheManager(Protocol):
         candidate: int,
         snapshots: int = 0,
         ignore_floor: bool = False,
+        tokens: TokenIds | None = None,
     ) -> Lease:
         """Hold the longest usable prefix up to `candidate` tokens, and the snapshot at its end where the stage has
         recurrent layers; charged to the taker. `snapshots` will be taken on the way, their slots are part of the
-        escrow. `ignore_floor` is heeded only while no other hold waits to be materialised.
+        escrow. `ignore_floor` is heeded only while no other hold waits to be materialised. `tokens`, the whole prompt,
+        is there for caches that match on tokens instead of hashes (EngineTraits.needs_tokens).
 
         On a shortfall nothing is held. A key that holds something already is illegal."""
 
@@ -139,10 +151,12 @@ class CacheManager(Protocol):
         """How full it is, in counts."""
 
     def end_formation(self, formation: int) -> None:
-        """Retire every hold; what an executor or a copy may still touch goes into quarantine."""
+        """Retire every hold; what an executor or a copy may still touch goes into quarantine, and so does whatever
+        only the executor's thread may give back."""
 
     def executor_stopped(self, formation: int) -> None:
-        """No wave and no copy of that formation touches a block any more."""
+        """No wave and no copy of that formation touches a block any more: its quarantine is free. Of a formation that
+        ended under an earlier cache, nothing."""
 
     # --- copies between the tiers -----------------------------------------------------------------
 
@@ -154,7 +168,8 @@ class CacheManager(Protocol):
 
     # --- facts ------------------------------------------------------------------------------------
 
-    def capacity(self) -> Capacity: ...
+    def capacity(self) -> Capacity:
+        """Room as it is now; of a manager that is made by loading, what was planned until then."""
 
     @property
     def pool_blocks(self) -> int: ...

@@ -6,8 +6,8 @@ Owns these two questions only; what engines can load is theirs to refuse (engine
 from __future__ import annotations
 
 from wavepp_proto.errors import JoinRefused
-from wavepp_proto.limits import MAX_BLOCK_TOKENS, MAX_LANES, MAX_POOL_BLOCKS, MAX_STAGES, MAX_STATE_SLOTS
-from wavepp_proto.terms import CacheGroup, JoinPlan
+from wavepp_proto.limits import MAX_BLOCK_TOKENS, MAX_LANES, MAX_POOL_BLOCKS, MAX_RANKS, MAX_STAGES, MAX_STATE_SLOTS
+from wavepp_proto.terms import NOTHING_LOADED, CacheGroup, JoinPlan
 
 MIN_STATE_SLOTS = 2
 """A sequence's working state, and one snapshot beside it."""
@@ -20,6 +20,8 @@ def check_plan(plan: JoinPlan) -> None:
     ranges = [
         ("stages", plan.stages, 1, MAX_STAGES),
         ("stage", plan.key.stage, 0, plan.stages - 1),
+        ("ranks", plan.ranks, 1, MAX_RANKS),
+        ("rank", plan.key.rank, 0, plan.ranks - 1),
         ("block_tokens", plan.block_tokens, 1, MAX_BLOCK_TOKENS),
         ("pool_blocks", plan.pool_blocks, 1, MAX_POOL_BLOCKS),
         ("host_pool_blocks", plan.host_pool_blocks, 0, MAX_POOL_BLOCKS),
@@ -45,13 +47,25 @@ def _check_groups(plan: JoinPlan) -> None:
 
 def needs_rebuild(old: JoinPlan | None, new: JoinPlan) -> bool:
     """True when cached blocks of `old` mean nothing under `new`, or the engine must load again."""
-    return old is None or _shape(old) != _shape(new)
+    return old is None or _shape(old) != _shape(new) or (_together(new) and common_load(new) is None)
+
+
+def common_load(plan: JoinPlan) -> int | None:
+    """The load that all peers' engines come from, which need not be done again. None if they come from several or none,
+    and where every stage loads alone."""
+    loads = {peer.engine_load for peer in plan.peers}
+    return loads.pop() if len(loads) == 1 and min(loads) > NOTHING_LOADED else None
+
+
+def _together(plan: JoinPlan) -> bool:
+    return any(peer.engine_load for peer in plan.peers)
 
 
 def _shape(plan: JoinPlan) -> tuple[object, ...]:
     return (
         plan.key,
         plan.stages,
+        plan.ranks,
         plan.model_fingerprint,
         plan.first_layer,
         plan.last_layer,
@@ -62,4 +76,11 @@ def _shape(plan: JoinPlan) -> tuple[object, ...]:
         plan.lanes,
         plan.state_slots,
         frozenset(plan.groups),
+        _loaded_with(plan),
     )
+
+
+def _loaded_with(plan: JoinPlan) -> tuple[tuple[int, int, int], ...]:
+    """Band and pool of every daemon, of an engine that all load together; empty for others: what the other stages hold
+    is no matter to a stage that loads alone."""
+    return tuple((peer.first_layer, peer.last_layer, peer.pool_blocks) for peer in plan.peers if _together(plan))

@@ -261,6 +261,11 @@ class StageMachine:
         announcement = self._announcements.get(key)
         return announcement.trace if announcement is not None else None
 
+    @property
+    def pool_blocks(self) -> int:
+        """As the cache has it: a manager of an engine's own may have got less memory than was planned."""
+        return self._cache.pool_blocks if self._cache else 0
+
     def capacity(self) -> Capacity:
         return self._cache.capacity() if self._cache else NO_CAPACITY
 

@@ -121,7 +121,13 @@ class Rounds:
         """Lease, then escrow, then commit if the lease is the candidate; all or nothing."""
         key = asked.key
         lease = self._cache.lease(
-            key, known.prompt_tokens, known.hashes, asked.candidate, asked.snapshots, asked.ignore_headroom
+            key,
+            known.prompt_tokens,
+            known.hashes,
+            asked.candidate,
+            asked.snapshots,
+            asked.ignore_headroom,
+            known.token_ids,
         )
         nothing = Vote(key, VoteOutcome.NO_CAPACITY, 0, lease.own_hit, lease.group_hits)
         if lease.shortfall:

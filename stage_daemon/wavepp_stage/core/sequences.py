@@ -36,7 +36,7 @@ class Sequences:
         self._cache = cache
         self._announcements = announcements
         self._block_tokens = plan.block_tokens
-        self._samples = plan.key.stage == plan.stages - 1
+        self._samples = plan.key.stage == plan.stages - 1 and plan.key.rank == 0
         self._next: dict[HoldKey, int] = {}
         """Tokens of each request that are computed or in a prepared wave."""
         self._failed: dict[HoldKey, RowVoided] = {}

@@ -62,7 +62,8 @@ class RowWork:
     start: int
     length: int
     blocks: BlockTable
-    """Snapshot covering [0, start + length): len == ceil((start + length) / B)."""
+    """Snapshot covering [0, start + length): len == ceil((start + length) / B); empty where the engine's own cache
+    manager numbers its blocks."""
     prefix_hashes: npt.NDArray[np.uint64]
     """Short hashes of the full blocks below `start` + `length` (canaries; shape [n_full])."""
     token_ids: npt.NDArray[np.int32] | None

@@ -15,6 +15,7 @@ One wave on one stage:
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
@@ -30,11 +31,13 @@ __all__ = [
     "CopyLot",
     "EngineFacts",
     "EnginePlan",
+    "EngineTraits",
     "LinkListener",
     "LinkPlan",
     "Payload",
     "RowWork",
     "StageEngine",
+    "StageGroup",
     "StateWork",
     "WaveHeader",
     "WaveOutcome",
@@ -43,6 +46,42 @@ __all__ = [
 
 Payload = Any
 """Activations of one wave: the engine's own type (torch.Tensor [tokens, hidden], numpy array...)."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTraits:
+    """What an engine declares before it is loaded: how its daemon must deal with it."""
+
+    cache_thread: str = "any"
+    """`any`: the cache manager is ours, and every thread may ask it. `engine`: it is the engine's own, so what may
+    touch it runs on the executor's thread, between two waves."""
+    needs_tokens: bool = False
+    """Its cache matches on tokens: they are announced to every stage, not to the first alone."""
+    eager_escrow: bool = False
+    """An escrow takes its room at once: materialising takes nothing more, and block tables are empty."""
+    collective: bool = False
+    """All stages load together, in `EnginePlan.group`, and one that has nothing loaded makes all load again."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageGroup:
+    """Who loads together, of an engine whose load is collective. What was loaded serves every plan that names the same
+    load, with the same bands and pools."""
+
+    load: int
+    """Number of the load: the one that all engines come from already, or that of this join."""
+    bands: tuple[tuple[int, int], ...]
+    """[first, last) of each stage."""
+    pools: tuple[int, ...]
+    """Blocks of each daemon by place."""
+    name: str = field(compare=False)
+    """`epoch.formation` of the join that loads: nothing of an earlier try is mistaken for one of this."""
+    store: str = field(compare=False)
+    """host:port of the torch.distributed store of place 0."""
+    timeout_s: float = field(compare=False)
+    """Longest wait for the others, all steps of the load together."""
+    abandoned: threading.Event = field(default_factory=threading.Event, compare=False)
+    """Set once the join that loads is given up: whoever still waits for the others (`meeting.gather`) stops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +103,13 @@ class EnginePlan:
     host_pool_blocks: int = 0
     state_slots: int = 0
     """Slots for recurrent states; 0 where the band has no recurrent layer."""
+    rank: int = 0
+    ranks: int = 1
+    """Tensor-parallel daemons of this stage, of which this is number `rank`. All get the same waves, and only rank 0 of
+    the last stage is asked to sample. A row may be void on one alone: an engine whose ranks compute together agrees
+    on the rows first, and reports those that another rank cannot run as faults, so that nobody publishes them."""
+    group: StageGroup | None = None
+    """Set for engines whose load is collective."""
 
     @property
     def is_first(self) -> bool:
@@ -73,13 +119,16 @@ class EnginePlan:
     def is_last(self) -> bool:
         return self.stage == self.stages - 1
 
+    @property
+    def place(self) -> int:
+        """Number of this daemon among all of its pipeline, stage by stage."""
+        return self.stage * self.ranks + self.rank
+
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
     """What a loaded engine declares."""
 
-    needs_tokens: bool
-    """Token ids must be announced to this stage although it is not the first."""
     hidden: int
     """Width of a payload row; 0 for engines without tensors."""
     bytes_per_block: int
@@ -90,9 +139,6 @@ class EngineFacts:
     """Of the band that was loaded. A stage without attention layers still numbers blocks, of 0 bytes each."""
     bytes_per_state: int = 0
     """One slot of recurrent state over all layers of the band."""
-    cache_thread: str = "any"
-    """`any`, or `engine`: admission jobs run on the executor between launches."""
-    eager_escrow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +146,7 @@ class WaveOutcome:
     payload: Payload | None
     """For the next stage; None on the last one."""
     results: tuple[RowResult, ...] = ()
-    """On the last stage, one per row that carried `sampling` and is not void."""
+    """One per row that carried `sampling` and is not void: rows do on rank 0 of the last stage."""
     faults: dict[int, str] = field(default_factory=dict)
     """Row index to cause, for rows this engine found wrong (bad canary...); they become void."""
 
@@ -117,6 +163,7 @@ class StageEngine(Protocol):
     def load(self, plan: EnginePlan, progress: Callable[[int, int], None]) -> EngineFacts:
         """Load weights of the band and allocate the pool; report (done, total) units.
 
+        A collective engine meets the others of `plan.group` here, and ends at its time-out if they do not come.
         Raises errors.EngineFault naming the field when the plan cannot be served."""
 
     def run(self, wave: WaveWork, payload: Payload | None) -> WaveOutcome:
@@ -191,12 +238,14 @@ class LinkPlan:
     store: str
     """host:port of stage 0's torch.distributed store."""
     next_address: str
-    """gRPC address of the next stage; empty on the last."""
+    """gRPC address of the same rank of the next stage; empty on the last."""
     next_incarnation: int
     advertise_host: str
     """Address others reach us by; gloo binds to it."""
     connect_timeout_s: float
     wave_timeout_s: float
+    rank: int = 0
+    """A link leads from rank to rank: each rank has its own chain through the stages."""
 
 
 class ActivationLink(Protocol):

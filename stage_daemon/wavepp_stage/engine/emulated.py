@@ -30,9 +30,9 @@ from wavepp_stage.engine.base import CopyLot, EngineFacts, EnginePlan, WaveOutco
 from wavepp_stage.engine.emulated_band import PAYLOAD_WORDS, EmulatedBand
 from wavepp_stage.engine.emulated_cache import POISON, WORD_BYTES, RowRefused
 from wavepp_stage.engine.emulated_device import Pace, Stream, Wire
-from wavepp_stage.engine.emulated_model import Words, emulated_model_facts, expected_first_token
+from wavepp_stage.engine.emulated_model import Words, emulated_model_facts, emulated_traits, expected_first_token
 
-__all__ = ["POISON", "EmulatedEngine", "emulated_model_facts", "expected_first_token"]
+__all__ = ["POISON", "EmulatedEngine", "emulated_model_facts", "emulated_traits", "expected_first_token"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +80,13 @@ class EmulatedEngine:
         copy_us = pace.copy_us if self._given_copy_us is None else self._given_copy_us
         pace = replace(pace, costs=replace(pace.costs, **self._given_costs), copy_us=copy_us)
         band = EmulatedBand(
-            groups, plan.pool_blocks, plan.block_tokens, plan.stage, plan.host_pool_blocks, plan.state_slots
+            groups, plan.pool_blocks, plan.block_tokens, plan.place, plan.host_pool_blocks, plan.state_slots
         )
         vocabulary = preset.vocabulary if self._given_vocabulary is None else self._given_vocabulary
         self._now = _Loaded(plan, band, vocabulary, pace, Wire(pace))
         self._closed.clear()
         progress(len(layers), len(layers))
         return EngineFacts(
-            needs_tokens=False,
             hidden=0,
             bytes_per_block=band.bytes_per_block,
             device="emulated",

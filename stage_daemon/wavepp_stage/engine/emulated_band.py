@@ -34,7 +34,7 @@ class EmulatedBand:
         groups: Collection[CacheGroup],
         pool_blocks: int,
         block_tokens: int,
-        stage: int,
+        place: int,
         host_pool_blocks: int = 0,
         state_slots: int = 0,
     ) -> None:
@@ -42,8 +42,8 @@ class EmulatedBand:
         self._pools = {"device": pool_blocks, "host": host_pool_blocks}
         self._block_tokens = block_tokens
         # Without attention layers the blocks are only numbers: nothing is stored in them.
-        self._cells = CanaryCache(pool_blocks, block_tokens, stage, host_pool_blocks) if attends else None
-        self._states = CanaryStates(state_slots, block_tokens, stage) if recurs else None
+        self._cells = CanaryCache(pool_blocks, block_tokens, place, host_pool_blocks) if attends else None
+        self._states = CanaryStates(state_slots, block_tokens, place) if recurs else None
 
     @property
     def bytes_per_block(self) -> int:

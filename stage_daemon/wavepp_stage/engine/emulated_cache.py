@@ -6,7 +6,7 @@ reads. Knows no time, no thread and no wave. Called by `emulated_band.py`.
     block of one stage    | state ^ salt | state ^ salt | ...      B cells, one per token
     tag of that block     short hash of the chain up to it once full; POISON until then
 
-The salt differs by stage, so a block of one stage is never right on another. A copy between the tiers
+The salt differs by daemon, so a block of one is never right on another. A copy between the tiers
 moves cells and tag and poisons where they came from: reading the wrong tier shows, and so does reading
 before the copy is complete.
 """
@@ -46,11 +46,11 @@ class _Tier:
 class CanaryCache:
     """Blocks of `block_tokens` cells on the device and on the host, all allocated at once, every tag poisoned."""
 
-    def __init__(self, pool_blocks: int, block_tokens: int, stage: int, host_pool_blocks: int = 0) -> None:
+    def __init__(self, pool_blocks: int, block_tokens: int, place: int, host_pool_blocks: int = 0) -> None:
         self.block_tokens = block_tokens
         self._device = _Tier.of("device", pool_blocks, block_tokens)
         self._host = _Tier.of("host", host_pool_blocks, block_tokens)
-        self._salt = splitmix_one(stage + 1)
+        self._salt = splitmix_one(place + 1)
 
     def check_canaries(self, row: RowWork) -> None:
         """Every full block that is read carries the tag of exactly this prefix."""

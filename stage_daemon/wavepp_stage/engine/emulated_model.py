@@ -26,6 +26,7 @@ from wavepp_proto import limits
 from wavepp_proto.errors import EngineFault
 from wavepp_proto.profile import MAX_LAYERS, Profile, StageCosts
 from wavepp_proto.terms import ModelFacts, Sampling, TokenLogprob
+from wavepp_stage.engine.base import EngineTraits
 from wavepp_stage.engine.emulated_device import Pace
 
 Words = npt.NDArray[np.uint64]
@@ -59,6 +60,9 @@ class Preset:
     """Modelled time of one wave on one stage, besides its tokens (microseconds)."""
     copy_us: float = 0.0
     """Modelled time of copying one block between device and host (microseconds)."""
+    cache_thread: str = "any"
+    """`engine` imitates an engine whose cache is its own: it is asked on the executor's thread alone, and every stage
+    is told the tokens."""
     speedup: float = 1.0
     """Everything modelled is this many times faster; what the control plane takes stays."""
     profile: Profile | None = None
@@ -95,7 +99,7 @@ _BOUNDS = {
     "window": (1, limits.MAX_PROMPT_TOKENS),
 }
 _TIMES = frozenset({"token_us", "wave_us", "copy_us"})
-_WITH_PROFILE = frozenset({"profile", "vocabulary", "speedup"})
+_WITH_PROFILE = frozenset({"profile", "vocabulary", "speedup", "cache_thread"})
 
 
 def parse_preset(text: str) -> Preset:
@@ -114,7 +118,7 @@ def parse_preset(text: str) -> Preset:
             raise EngineFault(f"{key} needs exactly one value", field=key, value=value)
         values[key] = value
     file = values.pop("profile", None)
-    numbers: dict[str, Any] = {key: _number(key, value) for key, value in values.items()}
+    numbers: dict[str, Any] = {key: _value(key, value) for key, value in values.items()}
     return Preset(**numbers) if file is None else _with_profile(file, numbers)
 
 
@@ -126,14 +130,26 @@ def _with_profile(file: str, numbers: dict[str, Any]) -> Preset:
         profile = Profile.from_json(Path(file).read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise EngineFault(f"cannot read the profile {file!r}: {error}", field="profile", value=file) from error
-    sizes = {"layers": profile.layers, "attention_every": profile.attention_every, "window": profile.window}
+    sizes: dict[str, Any] = {
+        "layers": profile.layers,
+        "attention_every": profile.attention_every,
+        "window": profile.window,
+    }
     return Preset(**sizes, **numbers, profile=profile)
 
 
-def _number(key: str, value: str) -> int | float:
+def _value(key: str, value: str) -> Any:
+    if key == "cache_thread":
+        return _thread(key, value)
     if key == "speedup":
         return _factor(key, value)
     return _time(key, value) if key in _TIMES else _count(key, value)
+
+
+def _thread(key: str, value: str) -> str:
+    if value not in ("any", "engine"):
+        raise EngineFault(f"{key} must be any or engine, not {value!r}", field=key, value=value, limit="any engine")
+    return value
 
 
 def _factor(key: str, value: str) -> float:
@@ -162,6 +178,12 @@ def _time(key: str, value: str) -> float:
     if not 0.0 <= micros < math.inf:
         raise EngineFault(f"{key} must be microseconds, 0 or more, not {value!r}", field=key, value=value, limit=0)
     return micros
+
+
+def emulated_traits(preset: str) -> EngineTraits:
+    """What a daemon must know of a preset before it is loaded. Raises as `parse_preset` does."""
+    thread = parse_preset(preset).cache_thread
+    return EngineTraits(cache_thread=thread, needs_tokens=thread == "engine")
 
 
 def emulated_model_facts(preset: str) -> ModelFacts:

@@ -43,10 +43,10 @@ class _Slot:
 class CanaryStates:
     """`slots` recurrent states of one stage, none written."""
 
-    def __init__(self, slots: int, block_tokens: int, stage: int) -> None:
+    def __init__(self, slots: int, block_tokens: int, place: int) -> None:
         self._block_tokens = block_tokens
         self._slots: list[_Slot | None] = [None] * slots
-        self._salt = splitmix_one((stage + 1) << 32)
+        self._salt = splitmix_one((place + 1) << 32)
 
     def state_before(self, row: RowWork) -> int:
         """The state that the row's first token goes on from; 0 is the empty one. Writes nothing.

@@ -1,8 +1,8 @@
 """StageAdmission and StageDigest: announcements, rounds, inventory and the digest feed.
 
 Owns the gRPC side of admission (the paper's WAVE): every message becomes one event for the core and
-is answered from its actions, on the event loop, while the executor computes. Opening a stream closes
-its predecessor: one controller, one stream of a kind.
+is answered from its actions, on the event loop, while the executor computes; rounds go through the
+cache's door (cache_door.py). Opening a stream closes its predecessor: one controller, one stream of a kind.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from wavepp_proto.terms import AnnounceAck, AnnounceFrame, Fence
 from wavepp_proto.v1 import admission_pb2 as pb
 from wavepp_proto.v1 import admission_pb2_grpc, digest_pb2, digest_pb2_grpc
 from wavepp_stage.core.events import Announced, InventoryAsked, InventoryTaken, RoundArrived, SendAck, SendVotes
+from wavepp_stage.runtime.cache_door import CacheDoor
 from wavepp_stage.runtime.core_shell import CoreShell, ended_formation
 from wavepp_stage.runtime.observability import Observer
 
@@ -48,9 +49,10 @@ class Successor:
 
 
 class AdmissionService(admission_pb2_grpc.StageAdmissionServicer):
-    def __init__(self, core: CoreShell, observer: Observer, on_ended: Callable[[int], None]) -> None:
+    def __init__(self, core: CoreShell, door: CacheDoor, observer: Observer, on_ended: Callable[[int], None]) -> None:
         """`on_ended` is told of the formation that a newer authority ended."""
         self._core = core
+        self._door = door
         self._observer = observer
         self._on_ended = on_ended
         self._announces = Successor()
@@ -83,7 +85,7 @@ class AdmissionService(admission_pb2_grpc.StageAdmissionServicer):
                 round_ = convert.round_from_pb(message)
                 superseded = self._rounds.admit(self._core, round_.fence, superseded)
                 announces = tuple(convert.round_announces_from_pb(message))
-                for action in self._core.post(RoundArrived(round_, time.monotonic(), announces)):
+                for action in await self._door.post(RoundArrived(round_, time.monotonic(), announces)):
                     if isinstance(action, SendVotes):
                         ended_ns = time.time_ns()
                         yield convert.votes_to_pb(action.votes)

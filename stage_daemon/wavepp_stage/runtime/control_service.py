@@ -2,26 +2,30 @@
 
 Owns the order of a join: fence and install the plan in the core, wait until the executor has let go
 of the earlier formation, load what changed, form the link, begin. One join at a time; every wait has
-the plan's remaining deadline. Owns the way out, too: `leave`, whoever ended the formation.
+the plan's remaining deadline. Owns the way out, too: `leave`, whoever ended the formation. Knows whether
+the engine of stages that load together is fenced: then nothing is joined before this daemon is somebody new.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from wavepp_proto import convert, limits
-from wavepp_proto.errors import EngineFault, JoinRefused, WaveppError
+from wavepp_proto.errors import EngineFault, JoinRefused, StaleMessage, WaveppError
 from wavepp_proto.runtime.context import Context
 from wavepp_proto.runtime.logs import get_log
-from wavepp_proto.terms import Fence, JoinPlan, JoinReply
+from wavepp_proto.terms import NOTHING_LOADED, Fence, JoinPlan, JoinReply
 from wavepp_proto.v1 import control_pb2 as pb
 from wavepp_proto.v1 import control_pb2_grpc
 from wavepp_stage.core.events import ControllerHeard, FormationEnd, JoinAsked
+from wavepp_stage.core.join_plan import common_load
 from wavepp_stage.engine.base import EngineFacts, EnginePlan, LinkPlan, StageEngine
 from wavepp_stage.runtime.core_shell import CoreShell, ended_formation
-from wavepp_stage.runtime.engines import Equipment, engine_plan, link_plan, make_link
+from wavepp_stage.runtime.engines import Equipment, engine_plan, link_plan, load_group, make_link
 from wavepp_stage.runtime.executor import Executor
 from wavepp_stage.runtime.grpc_link import LinkHub
 from wavepp_stage.runtime.settings import StageSettings
@@ -51,6 +55,14 @@ class ControlService(control_pb2_grpc.StageControlServicer):
         """Held while this daemon's place in the pipeline changes: by a join, or by becoming somebody new."""
         self.on_begin: Callable[[JoinPlan], None] = lambda plan: None
         self.on_leave: Callable[[], None] = lambda: None
+        self.on_loaded: Callable[[], None] = lambda: None
+        """Told, on the executor's thread, whenever `engine_load` has changed."""
+        self.fenced = ""
+        """Why the engine is fenced; empty while it is not. Only where all stages load together."""
+        self.engine_load = NOTHING_LOADED if equipment.traits.collective else 0
+        """As in the member record."""
+        self._loading: threading.Event | None = None
+        """Tells the present load that nobody waits for it any more; None where engines load alone."""
         self._loaded: EnginePlan | None = None
         self.facts: EngineFacts | None = None
         self.plan: JoinPlan | None = None
@@ -61,15 +73,29 @@ class ControlService(control_pb2_grpc.StageControlServicer):
 
     async def load(self, plan: EnginePlan, progress: Callable[[int, int], None]) -> EngineFacts:
         """Load the engine unless it already serves `plan` (executor thread)."""
-        if self.facts is None or self._loaded != plan:
-            self._loaded = None
 
-            def job(engine: StageEngine) -> EngineFacts:
-                return engine.load(plan, progress)
+        def job(engine: StageEngine) -> EngineFacts:
+            # Whether anybody still waits or not, what was loaded is known: a later join may find it done.
+            if self.facts is None or self._loaded != plan:
+                self._loaded = self.facts = None
+                self._comes_from(NOTHING_LOADED)
+                self.facts = engine.load(plan, progress)
+                self._loaded = plan
+                self._executor.engine_failed = False
+                self._comes_from(plan.group.load if plan.group is not None else 0)
+            return self.facts
 
-            self.facts = await asyncio.wrap_future(self._executor.call(job))
-            self._loaded = plan
-        return self.facts
+        return await asyncio.wrap_future(self._executor.call(job))
+
+    def _comes_from(self, load: int) -> None:
+        """Where all stages load together, the others must know which load this engine comes from."""
+        if self._equipment.traits.collective and load != self.engine_load:
+            self.engine_load = load
+            self.on_loaded()
+
+    def unload(self) -> None:
+        """What the fenced engine has loaded counts for nothing from now on."""
+        self._loaded, self.fenced, self.engine_load = None, "", NOTHING_LOADED
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:
         try:
@@ -95,7 +121,7 @@ class ControlService(control_pb2_grpc.StageControlServicer):
         self._check(plan)
         self._core.post(JoinAsked(plan, time.monotonic()))
         await self.leave()
-        facts = await self.load(engine_plan(plan, self._settings.model), lambda done, total: None)
+        facts = await self.load(self._engine_plan(plan), lambda done, total: None)
         formation = plan.fence.formation
         timeouts = (plan.deadline_ms / 1000, limits.WAVE_TIMEOUT_MS / 1000)
         planned: LinkPlan = link_plan(plan, self._advertise_host, *timeouts)
@@ -128,8 +154,8 @@ class ControlService(control_pb2_grpc.StageControlServicer):
         return JoinReply(
             fence=plan.fence,
             key=plan.key,
-            pool_blocks=plan.pool_blocks,
-            needs_tokens=facts.needs_tokens,
+            pool_blocks=self._core.read(lambda machine: machine.pool_blocks),
+            needs_tokens=self._equipment.traits.needs_tokens,
             groups=facts.groups,
             hidden=facts.hidden,
             bytes_per_block=facts.bytes_per_block,
@@ -138,14 +164,31 @@ class ControlService(control_pb2_grpc.StageControlServicer):
             loaded_layers=facts.loaded_layers,
             state_slots=plan.state_slots,
             bytes_per_state=facts.bytes_per_state,
+            engine_load=self.engine_load,
         )
 
+    def _engine_plan(self, plan: JoinPlan) -> EnginePlan:
+        made = engine_plan(plan, self._settings.model)
+        if not self._equipment.traits.collective:
+            return made
+        group = load_group(plan)
+        if group.load == common_load(plan) != self.engine_load:
+            raise StaleMessage(
+                "the plan is of a load that is over", field="engine_load", value=group.load, limit=self.engine_load
+            )
+        self._loading = group.abandoned
+        return replace(made, group=group)
+
     def _check(self, plan: JoinPlan) -> None:
-        """Refuse by name what this daemon is not."""
+        """Refuse by name what this daemon is not, and everything while its engine is fenced."""
+        if self.fenced:
+            raise EngineFault(f"the engine is fenced: {self.fenced}", field="engine", value="fenced")
         mine = self._equipment.model
         pairs = (
             ("pipeline", plan.key.pipeline, self._settings.pipeline),
             ("stage", plan.key.stage, self._settings.stage),
+            ("ranks", plan.ranks, self._settings.ranks),
+            ("rank", plan.key.rank, self._settings.rank),
             ("model_fingerprint", plan.model_fingerprint, mine.fingerprint),
         )
         for field, got, want in pairs:
@@ -159,6 +202,8 @@ class ControlService(control_pb2_grpc.StageControlServicer):
         """The core has ended the formation: stop serving it, at once. The answer comes when no wave and no copy
         of it can touch a block any more; EngineFault if a copy hangs."""
         left, self.plan = self.plan, None
+        if self._loading is not None:
+            self._loading.set()
         self.idle.set()
         if left is not None:
             self.on_leave()

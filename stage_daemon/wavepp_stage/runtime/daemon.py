@@ -40,6 +40,7 @@ from wavepp_proto.v1 import (
 from wavepp_stage.core.machine import StageMachine
 from wavepp_stage.engine.base import EnginePlan
 from wavepp_stage.runtime.admission_service import AdmissionService, DigestService
+from wavepp_stage.runtime.cache_door import CacheDoor
 from wavepp_stage.runtime.control_service import ControlService
 from wavepp_stage.runtime.copier import Copier
 from wavepp_stage.runtime.core_shell import CoreShell
@@ -107,7 +108,7 @@ class StageDaemon:
 
         # the engine: built off the loop (imports take seconds), loaded on its own thread
         self.equipment = await asyncio.to_thread(equip, settings, host)
-        self.core = CoreShell(StageMachine(self.incarnation), self._digest_changed)
+        self.core = CoreShell(StageMachine(self.incarnation, self.equipment.make_cache), self._digest_changed)
         engine = self.equipment.engine
         record = partial(record_copy, self._tracer, settings.key)
         self.copier = Copier(self.core, engine, record, f"copier-{settings.stage}")
@@ -122,16 +123,18 @@ class StageDaemon:
         )
         self.fence = SelfFence(self.core, self.control, self._reborn)
         first, last = settings.band(self.equipment.model.layers)
-        await self.control.load(self._first_plan(first, last), self._progress)
+        if not self.equipment.traits.collective:
+            await self.control.load(self._first_plan(first, last), self._progress)
 
         # the server
         self.execution = ExecutionService(self.core, self.executor, self.observer, lambda: self._draining)
+        self.control.on_loaded = self._loaded
         self.control.on_begin, self.control.on_leave = self.execution.begin, self.execution.end
         self.digests = DigestService(self.core)
         self._health = health.aio.HealthServicer()
         self._server = new_server()
         admission_pb2_grpc.add_StageAdmissionServicer_to_server(
-            AdmissionService(self.core, self.observer, self._superseded), self._server
+            AdmissionService(self.core, self._door(), self.observer, self._superseded), self._server
         )
         digest_pb2_grpc.add_StageDigestServicer_to_server(self.digests, self._server)
         execution_pb2_grpc.add_StageExecutionServicer_to_server(self.execution, self._server)
@@ -155,12 +158,15 @@ class StageDaemon:
         await self._registrar.registered.wait()
         log.info("registered", stage=settings.stage, address=self.address, incarnation=self.incarnation)
 
+    def _door(self) -> CacheDoor:
+        return CacheDoor(self.core, self.executor, self.equipment.traits)
+
     def _first_plan(self, first: int, last: int) -> EnginePlan:
         settings = self.settings
         return EnginePlan(
             settings.model, settings.stage, settings.stages, first, last,
             settings.block_tokens, settings.pool_blocks, settings.wave_tokens, settings.lanes,
-            settings.host_pool_blocks, self._state_slots(first, last),
+            settings.host_pool_blocks, self._state_slots(first, last), settings.rank, settings.ranks,
         )  # fmt: skip
 
     def _state_slots(self, first: int, last: int) -> int:
@@ -176,7 +182,7 @@ class StageDaemon:
             key=settings.key,
             incarnation=self.incarnation,
             stages=settings.stages,
-            ranks=1,
+            ranks=settings.ranks,
             address=self.address,
             link_address=self.equipment.link_address,
             engine=self.equipment.engine.name,
@@ -190,6 +196,8 @@ class StageDaemon:
             groups=model.groups_of(first, last),
             # of any band: a reform may move recurrent layers to a stage that began without
             state_slots=self._state_slots(0, model.layers),
+            engine_load=self.control.engine_load,
+            gpu=self.equipment.gpu,
             pid=os.getpid(),
             version=__version__,
         )
@@ -241,6 +249,8 @@ class StageDaemon:
         plan = self.control.plan
         if plan is not None and plan.fence.formation == report.formation:
             self.execution.send(wave_report(plan, report))
+        if report.error is not None and self.equipment.traits.collective and self.executor.engine_failed:
+            self.fence.fence_engine(report.error.message)
 
     def _superseded(self, formation: int) -> None:
         """A newer authority took over: nothing of its predecessor's formation goes on."""
@@ -251,11 +261,23 @@ class StageDaemon:
 
     def _reborn(self, incarnation: Incarnation) -> None:
         """Everybody who shows the incarnation shows the new one; the controller learns it from the record."""
-        self.observer.fenced()
+        if self.control.fenced:
+            self.control.unload()
+        else:
+            self.observer.fenced()
         self.incarnation = self._hub.incarnation = incarnation
         self.digests.notify()  # its reader speaks to who we were
         if hasattr(self, "record"):
-            self.record = replace(self.record, incarnation=incarnation)
+            self.record = replace(self.record, incarnation=incarnation, engine_load=self.control.engine_load)
+            self._registrar.update(self.record)
+
+    def _loaded(self) -> None:
+        self._loop.call_soon_threadsafe(self._show_load)
+
+    def _show_load(self) -> None:
+        """What the engine has loaded is another load, or nothing any more: the next join's plans must say so."""
+        if hasattr(self, "record") and self.record.engine_load != self.control.engine_load:
+            self.record = replace(self.record, engine_load=self.control.engine_load)
             self._registrar.update(self.record)
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:

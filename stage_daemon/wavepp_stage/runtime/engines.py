@@ -1,19 +1,30 @@
-"""Which engine and which link a daemon uses; heavy imports happen here, late.
+"""Which engine, which cache and which link a daemon uses; heavy imports happen here, late.
 
-Owns the choice by name. The torch engine brings torch and transformers (seconds of import), so
-nothing else imports it.
+Owns the choice by name. The engines torch and trtllm bring their libraries (seconds of import), so
+nothing else imports them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+import hashlib
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from wavepp_proto.errors import JoinRefused
 from wavepp_proto.runtime.channels import ClientSecurity
-from wavepp_proto.terms import Incarnation, JoinPlan, LinkKind, ModelFacts
-from wavepp_stage.engine.base import ActivationLink, EnginePlan, LinkListener, LinkPlan, StageEngine
+from wavepp_proto.terms import NOTHING_LOADED, Incarnation, JoinPlan, LinkKind, ModelFacts
+from wavepp_stage.core.join_plan import common_load
+from wavepp_stage.core.machine import MakeCache, block_cache
+from wavepp_stage.engine.base import (
+    ActivationLink,
+    EnginePlan,
+    EngineTraits,
+    LinkListener,
+    LinkPlan,
+    StageEngine,
+    StageGroup,
+)
 from wavepp_stage.runtime.grpc_link import GrpcLink, LinkHub
 from wavepp_stage.runtime.settings import StageSettings
 
@@ -27,6 +38,14 @@ class Equipment:
     store: Any | None
     """The torch.distributed store this daemon opened; kept alive for its life."""
     link_address: str
+    traits: EngineTraits = field(default_factory=EngineTraits)
+    make_cache: MakeCache = block_cache
+    gpu: str = ""
+    """Names the GPU that it computes on among all others; empty on a CPU."""
+
+
+LOAD_MARGIN = 0.9
+"""Share of a join's deadline that a collective load may wait: its own error, which says who is missing, comes first."""
 
 
 def as_profiled(settings: StageSettings) -> StageSettings:
@@ -55,17 +74,47 @@ def as_profiled(settings: StageSettings) -> StageSettings:
 def equip(settings: StageSettings, advertise_host: str) -> Equipment:
     """Build the engine that `settings` names. Raises EngineFault or InvalidRequest naming the field."""
     if settings.engine == "emulated":
-        from wavepp_stage.engine.emulated import EmulatedEngine, emulated_model_facts
+        from wavepp_stage.engine.emulated import EmulatedEngine, emulated_model_facts, emulated_traits
 
-        return Equipment(EmulatedEngine(), emulated_model_facts(settings.model), None, "")
+        traits = emulated_traits(settings.model)
+        return Equipment(EmulatedEngine(), emulated_model_facts(settings.model), None, "", traits)
+    made = _equip_trtllm if settings.engine == "trtllm" else _equip_torch
+    return made(settings, advertise_host)
+
+
+def _equip_torch(settings: StageSettings, advertise_host: str) -> Equipment:
     from wavepp_stage.engine.torch.engine import TorchEngine
     from wavepp_stage.engine.torch.facts import model_facts
     from wavepp_stage.engine.torch.gloo_link import open_store
+    from wavepp_stage.engine.torch.link_transport import gpu_name
 
-    facts = model_facts(settings.model)
-    engine = TorchEngine(device=settings.device, dtype=settings.dtype, threads=settings.threads)
+    facts, device = model_facts(settings.model), settings.device or "cpu"
+    engine = TorchEngine(device=device, dtype=settings.dtype or "float32", threads=settings.threads)
     store, link_address = open_store(advertise_host)
-    return Equipment(engine, facts, store, link_address)
+    return Equipment(engine, facts, store, link_address, gpu=gpu_name(device, advertise_host))
+
+
+def _equip_trtllm(settings: StageSettings, advertise_host: str) -> Equipment:
+    """The cache is the engine's own, and all stages load it together, when they join: before that only what it needs of
+    its library is looked up, and EngineFault lists whatever is missing."""
+    from wavepp_stage.engine.torch.gloo_link import open_store
+    from wavepp_stage.engine.torch.link_transport import gpu_name
+    from wavepp_stage.engine.trtllm.cache import TrtllmCache
+    from wavepp_stage.engine.trtllm.engine import TrtllmEngine
+    from wavepp_stage.engine.trtllm.facts import model_facts
+
+    facts, device = model_facts(settings.model), settings.device or "cuda:0"
+    engine = TrtllmEngine(device=device, dtype=settings.dtype or "auto")
+    store, link_address = open_store(advertise_host)
+    return Equipment(
+        engine,
+        facts,
+        store,
+        link_address,
+        engine.traits,
+        make_cache=lambda plan, feed: TrtllmCache(engine, plan, feed),
+        gpu=gpu_name(device, advertise_host),
+    )
 
 
 def engine_plan(plan: JoinPlan, model: str) -> EnginePlan:
@@ -81,11 +130,39 @@ def engine_plan(plan: JoinPlan, model: str) -> EnginePlan:
         lanes=plan.lanes,
         host_pool_blocks=plan.host_pool_blocks,
         state_slots=plan.state_slots,
+        rank=plan.key.rank,
+        ranks=plan.ranks,
     )
 
 
+def load_group(plan: JoinPlan) -> StageGroup:
+    """Who loads together under `plan`. Raises JoinRefused where a peer cannot, or does not say what it loads."""
+    for peer in plan.peers:
+        if not (peer.engine_load and peer.link_address and peer.last_layer > peer.first_layer):
+            raise JoinRefused(
+                f"{peer.key} does not load together with others",
+                field="engine_load", value=peer.engine_load, limit=">0",
+            )  # fmt: skip
+    return StageGroup(
+        load=common_load(plan) or _load_number(plan),
+        bands=tuple((peer.first_layer, peer.last_layer) for peer in plan.peers if peer.key.rank == 0),
+        pools=tuple(peer.pool_blocks for peer in plan.peers),
+        name=f"{plan.fence.epoch}.{plan.fence.formation}",
+        store=plan.peers[0].link_address,
+        timeout_s=LOAD_MARGIN * plan.deadline_ms / 1000,
+    )
+
+
+def _load_number(plan: JoinPlan) -> int:
+    """The same on all stages, and on no other join: another controller may count epochs and formations anew, but not
+    among the same incarnations."""
+    said = f"{plan.fence.epoch}.{plan.fence.formation}." + ".".join(str(peer.incarnation) for peer in plan.peers)
+    return NOTHING_LOADED + 1 + int.from_bytes(hashlib.sha256(said.encode()).digest()[:7])
+
+
 def link_plan(plan: JoinPlan, advertise_host: str, connect_timeout_s: float, wave_timeout_s: float) -> LinkPlan:
-    following = next((peer for peer in plan.peers if peer.key.stage == plan.key.stage + 1), None)
+    place = (plan.key.stage + 1, plan.key.rank)
+    following = next((peer for peer in plan.peers if (peer.key.stage, peer.key.rank) == place), None)
     return LinkPlan(
         kind=plan.link,
         epoch=plan.fence.epoch,
@@ -98,6 +175,7 @@ def link_plan(plan: JoinPlan, advertise_host: str, connect_timeout_s: float, wav
         advertise_host=advertise_host,
         connect_timeout_s=connect_timeout_s,
         wave_timeout_s=wave_timeout_s,
+        rank=plan.key.rank,
     )
 
 

@@ -3,26 +3,28 @@
 Owns wave execution in ordinal order, materialising ahead while activations travel, and the time
 split of every wave. Does not own the cache (core_shell.py), the link's own thread, or gRPC: reports
 leave through a callback that must not block. Admission never waits for this thread, nor it for
-admission. It waits on ONE condition: activation arrived | something to materialise | copies ended | job | end.
+admission, unless the cache is the engine's own: then rounds are jobs here, between two waves (executor_jobs.py).
+It waits on ONE condition: activation arrived | something to materialise | copies ended | job | end.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import TypeVar
 
-from wavepp_proto.errors import EngineFault, LinkFault, RowVoided, StaleMessage, WaveppError
-from wavepp_proto.terms import ErrorInfo, JoinPlan, RowFault, WaveCommand, WaveOrdinal
+from wavepp_proto.errors import FormationEnded, LinkFault, RowVoided, StaleMessage
+from wavepp_proto.terms import JoinPlan, RowFault, WaveCommand, WaveOrdinal
 from wavepp_stage.core.events import ExecutorStopped, PrepareWave, WaveDone, WavePrepared, WaveRetired, WaveWaits
 from wavepp_stage.core.work import WaveWork
 from wavepp_stage.engine.base import ActivationLink, Payload, StageEngine, WaveHeader, WaveOutcome
 from wavepp_stage.runtime.copier import Copier
 from wavepp_stage.runtime.core_shell import CoreShell
+from wavepp_stage.runtime.executor_jobs import BROKEN, ExecutorJobs, Job, closed, typed
 from wavepp_stage.runtime.formation_listener import FormationListener, check_header, wave_header
 from wavepp_stage.runtime.running_formation import POSTED_RECEIVES, Report, RunningFormation, Stopwatch
 
@@ -43,7 +45,7 @@ class Executor:
         self._copier = copier
         self._report = report
         self._condition = threading.Condition()
-        self._jobs: deque[tuple[Callable[[StageEngine], Any], Future[Any]]] = deque()
+        self._jobs = ExecutorJobs()
         self._formation: RunningFormation | None = None
         self._ending: list[tuple[RunningFormation, Future[None]]] = []
         self._ended: Future[None] = Future()
@@ -51,6 +53,8 @@ class Executor:
         self._hung: RunningFormation | None = None
         """An ended formation whose copies did not end in time."""
         self._closing = False
+        self.engine_failed = False
+        """A wave or an admission ended in an error of the engine; whoever loads it anew takes this back."""
         self.executing: WaveOrdinal | None = None
         self._watch = Stopwatch()
         self._copies_ended = 0
@@ -62,12 +66,18 @@ class Executor:
     # --- called by the asyncio side ---------------------------------------------------------------
 
     def call(self, job: Callable[[StageEngine], T]) -> Future[T]:
-        """Run `job(engine)` on the executor thread, between waves."""
-        future: Future[T] = Future()
+        """Run `job(engine)` on the executor thread, before the next wave."""
+        return self._put(self._jobs.for_engine, partial(job, self._engine))
+
+    def admit(self, job: Callable[[], T]) -> Future[T]:
+        """Run `job()` on the executor thread, after at most one wave; FormationEnded if that ends first."""
+        return self._put(self._jobs.admit, job)
+
+    def _put(self, put: Callable[[Callable[[], T]], Future[T]], job: Callable[[], T]) -> Future[T]:
         with self._condition:
             if self._closing:
-                raise EngineFault("the executor is closing", field="executor")
-            self._jobs.append((job, future))
+                raise closed()
+            future = put(job)
             self._condition.notify()
         return future
 
@@ -86,6 +96,8 @@ class Executor:
             formation, self._formation = self._formation or self._hung, None
             if formation is None:
                 return self._ended
+            number = formation.plan.fence.formation
+            self._jobs.refuse_admissions(FormationEnded("the formation has ended", formation=number))
             self._hung = None
             done = self._ended = Future()
             self._ending.append((formation, done))
@@ -110,10 +122,12 @@ class Executor:
         return len(formation.queue) if formation else 0
 
     def close(self) -> Future[None]:
-        """End the formation, close the engine, stop the thread."""
+        """End the formation, close the engine, stop the thread. What still waits for the thread is answered now: the
+        wave before it may never end."""
         ended = self.end()
         with self._condition:
             self._closing = True
+            self._jobs.refuse_all(closed())
             self._condition.notify()
         return ended
 
@@ -167,41 +181,47 @@ class Executor:
                 if self._ending:
                     formation, done = self._ending.pop(0)
                     return lambda: self._finish_formation(formation, done)
-                if self._jobs:
-                    job, future = self._jobs.popleft()
-                    return lambda: self._run_job(job, future)
+                if job := self._jobs.next_for_engine():
+                    return partial(self._run_job, job, "idle")
                 if self._closing:
                     return None
                 current = self._formation
-                if current is not None:
-                    if current.fault is not None and not current.fault_reported:
-                        current.fault_reported = True
-                        return lambda: self._report_fault(current)
-                    if current.runnable():
-                        self._watch.charge("activation")
-                        return lambda: self._run_wave(current)
-                    command = current.unprepared(self._copies_ended) if current.fault is None else None
-                    if command is not None:
-                        return lambda: self._prepare(current, command)
+                step = None if current is None else self._wave_step(current)
+                if admission := self._jobs.next_admission(wave_waits=step is not None):
+                    return partial(self._run_job, admission, "admission")
+                if step is not None:
+                    self._jobs.wave_goes()
+                    return step
                 cause = self._waiting_for(current)
                 self._condition.wait()
                 self._watch.charge(cause)
+
+    def _wave_step(self, current: RunningFormation) -> Callable[[], None] | None:
+        """The next step of the wave path, if there is one; the condition is held."""
+        if current.fault is not None:
+            return None if current.fault_reported else partial(self._report_fault, current)
+        if current.runnable():
+            return partial(self._run_wave, current)
+        command = current.unprepared(self._copies_ended)
+        return None if command is None else partial(self._prepare, current, command)
 
     def _waiting_for(self, current: RunningFormation | None) -> str:
         if current is None or not current.queue:
             return "admission" if self._core.read(lambda machine: machine.unadmitted_requests) else "idle"
         return "activation" if current.queue[0].ordinal in current.prepared else "preparing"
 
-    def _run_job(self, job: Callable[[StageEngine], Any], future: Future[Any]) -> None:
-        if not future.set_running_or_notify_cancel():
-            return
-        try:
-            future.set_result(job(self._engine))
-        except WaveppError as error:
-            future.set_exception(error)
-        except Exception as error:  # an engine may raise anything; the caller gets it typed
-            future.set_exception(EngineFault(f"{type(error).__name__}: {error}", engine=self._engine.name))
-        self._watch.charge("idle")
+    def _run_job(self, job: Job, cause: str) -> None:
+        broken, current = job.run(self._engine.name), self._formation
+        if broken is not None and cause == "admission" and current is not None:
+            self._fail(current, broken)  # the cache is the engine's: nothing is sure of it any more
+        self._watch.charge(cause)
+
+    def _fail(self, current: RunningFormation, error: Exception) -> None:
+        """The formation has a fault: its first is the one that is told."""
+        fault = typed(error, self._engine.name)
+        self.engine_failed |= isinstance(fault, BROKEN)
+        with self._condition:
+            current.fault = current.fault or fault.info()
 
     def _prepare(self, current: RunningFormation, command: WaveCommand) -> None:
         formation = current.plan.fence.formation
@@ -219,6 +239,7 @@ class Executor:
 
     def _run_wave(self, current: RunningFormation) -> None:
         """Compute, publish, then send on: whoever hears of this wave may count on what it published."""
+        self._watch.charge("activation")
         command, formation = current.queue[0], current.plan.fence.formation
         self.executing = command.ordinal
         prepared = current.prepared.pop(command.ordinal)
@@ -231,9 +252,7 @@ class Executor:
             if current.link is not None and not current.last and done is not None:
                 current.link.send(wave_header(work, done.void_bitmap, current.hidden), outcome.payload)
         except Exception as error:  # any engine or link fault ends the formation, never the daemon
-            info = self._typed(error)
-            with self._condition:
-                current.fault, current.fault_reported = info, True
+            self._fail(current, error)
             self._report_fault(current, prepared.work, started_ns)
             return
         finally:
@@ -275,9 +294,8 @@ class Executor:
         """Post an executor event; a core that refuses it (the formation ended) is not an error here."""
         try:
             actions = self._core.post(event)
-        except WaveppError as error:
-            with self._condition:
-                current.fault = current.fault or error.info()
+        except Exception as error:  # a cache of the engine's own may raise anything
+            self._fail(current, error)
             return None
         return next((action for action in actions if isinstance(action, kinds)), None)
 
@@ -291,29 +309,24 @@ class Executor:
             current.link.expect(command.ordinal, command.tokens)
 
     def _report_fault(self, current: RunningFormation, work: WaveWork | None = None, started_ns: int = 0) -> None:
+        current.fault_reported = True
         ordinal = current.queue[0].ordinal if current.queue else WaveOrdinal(0)
         now = time.time_ns()
         times = self._watch.take(0.0)
         formation = current.plan.fence.formation
         self._report(Report(formation, ordinal, work, None, times, started_ns or now, now, current.fault))
 
-    def _typed(self, error: Exception) -> ErrorInfo:
-        """An engine may raise anything; whoever hears of it gets it typed."""
-        if isinstance(error, WaveppError):
-            return error.info()
-        return EngineFault(f"{type(error).__name__}: {error}", engine=self._engine.name).info()
-
     def _finish_formation(self, formation: RunningFormation, done: Future[None]) -> None:
         """No wave of `formation` runs any more and its copies are complete: quarantined blocks may be used again."""
         try:
             self._copier.drain()
             self._core.post(ExecutorStopped(formation.plan.fence.formation, time.monotonic()))
-        except WaveppError as error:
+        except Exception as error:
             # What hangs may still write: the blocks stay in quarantine, and no new formation begins on them.
             with self._condition:
                 self._hung = formation
             if done.set_running_or_notify_cancel():
-                done.set_exception(error)
+                done.set_exception(typed(error, self._engine.name))
         else:
             if done.set_running_or_notify_cancel():
                 done.set_result(None)

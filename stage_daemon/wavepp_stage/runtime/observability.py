@@ -106,7 +106,7 @@ class Observer:
         """A round was answered, within these wall-clock times; the answer has left."""
         for vote in votes.votes:
             self._votes[vote.outcome.value] += 1
-        record_prepares(self._tracer, self._core, self._key.stage, votes, started_ns, ended_ns)
+        record_prepares(self._tracer, self._core, self._key, votes, started_ns, ended_ns)
 
     def fenced(self) -> None:
         """This daemon fenced itself, and is somebody new."""

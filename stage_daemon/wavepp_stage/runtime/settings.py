@@ -12,7 +12,7 @@ from wavepp_proto.errors import InvalidRequest
 from wavepp_proto.runtime.channels import ClientSecurity, ServerSecurity
 from wavepp_proto.terms import DaemonKey, PipelineId, Rank, StageIndex
 
-ENGINES = ("torch", "emulated")
+ENGINES = ("torch", "emulated", "trtllm")
 MAX_THREADS = 1024
 
 
@@ -21,7 +21,7 @@ class StageSettings:
     stage: int
     stages: int
     model: str
-    """Folder of a Hugging Face causal model, or an `emulated:` preset."""
+    """Folder of a Hugging Face causal model (torch, trtllm), or an `emulated:` preset."""
     engine: str = "torch"
     cluster: str = "default"
     pipeline: str = "default"
@@ -37,8 +37,10 @@ class StageSettings:
     lanes: int = limits.MAX_LANES
     listen: str = "127.0.0.1:0"
     advertise: str | None = None
-    device: str = "cpu"
-    dtype: str = "float32"
+    device: str | None = None
+    """None: cpu for torch, cuda:0 for trtllm."""
+    dtype: str | None = None
+    """None: float32 for torch, the model's own for trtllm."""
     threads: int | None = None
     """Intra-op threads of the torch engine; None leaves a core's share to the event loop."""
     server_security: ServerSecurity = field(default_factory=ServerSecurity)
@@ -46,10 +48,15 @@ class StageSettings:
     reflection: bool = False
     metrics: str | None = None
     """host:port of the Prometheus endpoint; None serves none."""
+    rank: int = 0
+    ranks: int = 1
+    """Daemons of the stage, and which of them this is."""
 
     def __post_init__(self) -> None:
         _between("stages", self.stages, 1, limits.MAX_STAGES)
         _between("stage", self.stage, 0, self.stages - 1)
+        _between("ranks", self.ranks, 1, limits.MAX_RANKS)
+        _between("rank", self.rank, 0, self.ranks - 1)
         _between("block_tokens", self.block_tokens, 1, limits.MAX_BLOCK_TOKENS)
         _between("pool_blocks", self.pool_blocks, 1, limits.MAX_POOL_BLOCKS)
         _between("host_pool_blocks", self.host_pool_blocks, 0, limits.MAX_POOL_BLOCKS)
@@ -62,6 +69,8 @@ class StageSettings:
             raise InvalidRequest(
                 f"unknown engine {self.engine!r}", field="engine", value=self.engine, limit=str(ENGINES)
             )
+        if self.engine == "torch" and self.ranks > 1:
+            raise InvalidRequest("engine torch has no ranks", field="ranks", value=self.ranks, limit=1)
         for name in ("cluster", "pipeline"):
             text = getattr(self, name)
             if not text or len(text) > limits.MAX_NAME_CHARS or "/" in text:
@@ -69,7 +78,7 @@ class StageSettings:
 
     @property
     def key(self) -> DaemonKey:
-        return DaemonKey(PipelineId(self.pipeline), StageIndex(self.stage), Rank(0))
+        return DaemonKey(PipelineId(self.pipeline), StageIndex(self.stage), Rank(self.rank))
 
     def band(self, layers: int) -> tuple[int, int]:
         """[first, last) of this stage: as given, or an even split (earlier stages get the remainder)."""

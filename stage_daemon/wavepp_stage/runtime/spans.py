@@ -16,7 +16,9 @@ from wavepp_stage.runtime.core_shell import CoreShell
 from wavepp_stage.runtime.running_formation import Report
 
 
-def record_prepares(tracer: Tracer, core: CoreShell, stage: int, votes: Votes, started_ns: int, ended_ns: int) -> None:
+def record_prepares(
+    tracer: Tracer, core: CoreShell, key: DaemonKey, votes: Votes, started_ns: int, ended_ns: int
+) -> None:
     """One `prepare` span per round entry, under the context announced with its request."""
     if not tracer.recording or not votes.votes:
         return
@@ -31,7 +33,8 @@ def record_prepares(tracer: Tracer, core: CoreShell, stage: int, votes: Votes, s
             parent=parent,
             attributes=(
                 (span_names.REQUEST_ID, vote.key.request_id),
-                (span_names.STAGE, stage),
+                (span_names.STAGE, key.stage),
+                (span_names.RANK, key.rank),
                 (span_names.OUTCOME, vote.outcome.value),
                 (span_names.ENDPOINT, vote.endpoint),
                 (span_names.OWN_HIT, vote.own_hit),
@@ -51,6 +54,7 @@ def record_copy(tracer: Tracer, key: DaemonKey, lot: CopyLot, started_ns: int, e
         attributes=(
             (span_names.PIPELINE, key.pipeline),
             (span_names.STAGE, key.stage),
+            (span_names.RANK, key.rank),
             (span_names.DIRECTION, lot.direction.value),
             (span_names.BLOCKS, len(lot)),
         ),
@@ -73,6 +77,7 @@ def record_wave(tracer: Tracer, key: DaemonKey, report: Report) -> None:
         attributes=(
             (span_names.PIPELINE, key.pipeline),
             (span_names.STAGE, key.stage),
+            (span_names.RANK, key.rank),
             (span_names.FORMATION, report.formation),
             (span_names.WAVE_ORDINAL, report.ordinal),
             (span_names.TOKENS, report.work.tokens),
@@ -95,6 +100,7 @@ def record_wave(tracer: Tracer, key: DaemonKey, report: Report) -> None:
             attributes=(
                 (span_names.REQUEST_ID, row.key.request_id),
                 (span_names.STAGE, key.stage),
+                (span_names.RANK, key.rank),
                 (span_names.WAVE_ORDINAL, report.ordinal),
                 (span_names.CHUNK_START, row.start),
                 (span_names.CHUNK_LENGTH, row.length),

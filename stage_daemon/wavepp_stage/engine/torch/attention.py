@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
+from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention.bias import causal_lower_right
 from transformers import AttentionInterface
 
@@ -31,7 +32,7 @@ into tiles, each seeing only the keys up to its own last row, saves a third of a
 class CausalMask:
     """Additive masks for at most TILE queries that are the LAST positions of n keys.
 
-    One buffer serves every shape, as a view of its lower right corner:
+    One buffer serves every shape, by its lower right corner:
 
         [ 0 ... 0 | 0 -inf -inf ]      rows: the last queries
         [ 0 ... 0 | 0   0  -inf ]      columns: the last keys
@@ -45,7 +46,9 @@ class CausalMask:
         """Shape [queries, keys], 1 <= queries <= min(TILE, keys)."""
         if keys > self._buffer.shape[-1]:
             self._buffer = self._build(max(keys, 2 * self._buffer.shape[-1], 2 * TILE))
-        return self._buffer[TILE - queries :, self._buffer.shape[-1] - keys :]
+        corner = self._buffer[TILE - queries :, self._buffer.shape[-1] - keys :]
+        # A CUDA kernel may read several entries at once, from an address that must be a multiple of them.
+        return corner.contiguous() if corner.is_cuda else corner
 
     def _build(self, width: int) -> Tensor:
         mask = self._buffer.new_zeros(TILE, width)
@@ -98,8 +101,7 @@ def _attend(
     """Causal attention of one row's queries to its keys, written to `out` [1, length, heads, d]."""
     attention = functools.partial(functional.scaled_dot_product_attention, scale=scale, enable_gqa=True)
     length = span.end - span.begin
-    if query.is_cuda and query.dtype != torch.float32:
-        # The flash kernel skips masked keys by itself.
+    if _flash(query, keys, values):
         causal = causal_lower_right(length, span.keys)
         out.copy_(attention(query, keys, values, attn_mask=causal).transpose(1, 2))
         return
@@ -108,6 +110,12 @@ def _attend(
         seen = span.start + end
         tile = query[:, :, begin:end], keys[:, :, :seen], values[:, :, :seen]
         out[:, begin:end] = attention(*tile, attn_mask=mask.view(end - begin, seen)).transpose(1, 2)
+
+
+def _flash(query: Tensor, keys: Tensor, values: Tensor) -> bool:
+    """Whether a kernel serves these that skips masked keys by itself: of half precision, on the GPUs that it knows.
+    Elsewhere torch would write out a mask of all queries and keys, and all scores, for each row."""
+    return query.is_cuda and can_use_flash_attention(SDPAParams(query, keys, values, None, 0.0, False, True))
 
 
 AttentionInterface.register(ATTENTION, paged_attention)

@@ -2,7 +2,8 @@
 
 Owns the band's weights, the stage's memory and the order of work inside one wave. Owns no policy:
 which block holds what, which rows run, and when, come with each wave. One executor thread per
-daemon calls every method (engine/base.py); its exactness is tested against the unsplit model.
+daemon loads and runs (engine/base.py); its exactness is tested against the unsplit model. On CUDA a wave
+has left the GPU when `run` returns or raises: what follows (links, copies, reuse of blocks) needs no event of it.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ from wavepp_proto.errors import EngineFault
 from wavepp_stage.engine.base import CopyLot, EngineFacts, EnginePlan, Payload, RowWork, WaveOutcome, WaveWork
 from wavepp_stage.engine.torch.attention import WaveContext
 from wavepp_stage.engine.torch.batch import WaveBatch, check_wave, make_batch
-from wavepp_stage.engine.torch.memory import StageMemory, allocate, check_slots
+from wavepp_stage.engine.torch.device import claim, device_of, first_line
+from wavepp_stage.engine.torch.memory import StageMemory, allocate, check_fit, check_slots
 from wavepp_stage.engine.torch.model import Band, build_band, dtype_of, folder_of, load_config
 from wavepp_stage.engine.torch.paged_cache import PagedCache
 from wavepp_stage.engine.torch.recurrent_states import RecurrentStates
+from wavepp_stage.engine.torch.rehearsal import rehearsal_wave
 from wavepp_stage.engine.torch.sampler import sample_rows
+from wavepp_stage.engine.torch.side_stream import SideStream
 from wavepp_stage.engine.torch.weights import load_weights
 
 
@@ -53,16 +57,26 @@ class TorchEngine:
 
     def __init__(self, *, device: str = "cpu", dtype: str = "float32", threads: int | None = None) -> None:
         """`device` cpu or cuda[:n]; `dtype` float32, bfloat16, or auto (the model's own); `threads` intra-op."""
-        self._device = _device_of(device)
+        self._device = device_of(device)
         self._dtype_setting = dtype
         self._threads = threads
         self._loaded: _Loaded | None = None
+        self._side = SideStream(self._device)
+        """Of `encode` and `decode`."""
+        self._lost = ""
+        """Why the device answers this process no more."""
 
     # --- loading ---------------------------------------------------------------------------------
 
     def load(self, plan: EnginePlan, progress: Callable[[int, int], None]) -> EngineFacts:
         # Here and not in __init__: OpenMP keeps this number per thread, and this is the executor's.
         torch.set_num_threads(self._threads or default_threads())
+        if self._lost:
+            raise EngineFault(f"the device is lost to this process, start it again: {self._lost}", field="device",
+                              value=str(self._device))  # fmt: skip
+        claim(self._device)
+        if plan.ranks > 1:
+            raise EngineFault("engine torch has no tensor-parallel ranks", field="ranks", value=plan.ranks, limit=1)
         kept = self._loaded
         if kept is not None and _same_memory(kept.plan, plan):
             kept.plan = plan
@@ -73,14 +87,29 @@ class TorchEngine:
         config = load_config(plan.model)
         band = build_band(config, plan, dtype_of(self._dtype_setting, config))
         check_slots(plan, band)
+        check_fit(plan, band, self._device)
         names = load_weights(band, folder_of(plan), self._device, progress)
         band.finish(self._device)
         self._loaded = _Loaded(plan, band, allocate(plan, band, self._device), names)
+        if self._device.type == "cuda":
+            self.rehearse()
         return self._facts(self._loaded)
+
+    def rehearse(self) -> None:
+        """Run the most demanding wave of the plan, on a cache that holds nothing yet: memory that is missing for
+        activations fails the load, not a wave, and no wave waits for a kernel to be loaded."""
+        loaded = self._need()
+        wave = rehearsal_wave(loaded.plan, loaded.band)
+        payload = None if loaded.plan.is_first else self._zeros(wave.tokens)
+        try:
+            self.run(wave, payload)
+        except RuntimeError as error:
+            self.close()
+            raise EngineFault(f"no memory for a wave: {first_line(error)}", field="wave_tokens",
+                              value=loaded.plan.wave_tokens) from error  # fmt: skip
 
     def _facts(self, loaded: _Loaded) -> EngineFacts:
         return EngineFacts(
-            needs_tokens=False,
             hidden=loaded.band.model.config.hidden_size,
             bytes_per_block=loaded.memory.cache.bytes_per_block,
             device=str(self._device),
@@ -119,8 +148,15 @@ class TorchEngine:
     @torch.inference_mode()
     def run(self, wave: WaveWork, payload: Payload | None) -> WaveOutcome:
         loaded = self._need()
+        check_wave(wave, loaded.plan, recurrent=bool(loaded.band.recurrent_layers))
+        try:
+            return self._compute(loaded, wave, payload)
+        finally:
+            # After an error too: what was launched still writes blocks that others are about to get.
+            self._leave_device()
+
+    def _compute(self, loaded: _Loaded, wave: WaveWork, payload: Payload | None) -> WaveOutcome:
         memory, recurrent = loaded.memory, bool(loaded.band.recurrent_layers)
-        check_wave(wave, loaded.plan, recurrent=recurrent)
         batch = make_batch(wave, loaded.plan.block_tokens, self._device, recurrent=recurrent)
         if batch is None:
             return WaveOutcome(None if loaded.plan.is_last else self._zeros(wave.tokens))
@@ -131,13 +167,18 @@ class TorchEngine:
             hidden = hidden if batch.live is None else hidden.index_select(0, batch.live)
         hidden = loaded.band.run_layers(hidden, WaveContext(batch, memory.cache, memory.mask, memory.states))
         if loaded.plan.is_last:
-            outcome = self._finish(loaded, wave, batch, hidden)
-        else:
-            outcome = WaveOutcome(self._spread(hidden, batch, wave.tokens))
-        if self._device.type == "cuda":
-            # The report's compute time and a link on another stream both need the work done.
+            return self._finish(loaded, wave, batch, hidden)
+        return WaveOutcome(self._spread(hidden, batch, wave.tokens))
+
+    def _leave_device(self) -> None:
+        """Wait for the wave: the report's compute time, the link and the copies count on it."""
+        if self._device.type != "cuda":
+            return
+        try:
             torch.cuda.current_stream(self._device).synchronize()
-        return outcome
+        except RuntimeError as error:  # only a fault of a kernel: CUDA refuses this process from then on
+            self._lost = first_line(error)
+            raise
 
     def _token_ids(self, wave: WaveWork, vocabulary: int) -> Tensor:
         parts = [_row_tokens(index, row) for index, row in enumerate(wave.rows) if not row.void]
@@ -169,7 +210,7 @@ class TorchEngine:
         final = [(last, index, sampling) for last, index, sampling in ends if sampling is not None]
         if not final:
             return WaveOutcome(None)
-        lasts = torch.tensor([last for last, _, _ in final], device=self._device)
+        lasts = torch.from_numpy(np.array([last for last, _, _ in final], np.int64)).to(self._device)
         logits = loaded.band.logits(hidden.index_select(0, lasts))
         return WaveOutcome(None, sample_rows(logits, [(index, sampling) for _, index, sampling in final]))
 
@@ -190,29 +231,22 @@ class TorchEngine:
 
     def encode(self, payload: Payload) -> bytes:
         tensor: Tensor = payload
-        return tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        with self._side.lock:
+            host = self._side.to_host(tensor.detach()).contiguous()
+            return host.view(torch.uint8).numpy().tobytes()
 
     def decode(self, data: bytes, tokens: int) -> Tensor:
-        buffer = self.receive_buffer(tokens)
+        with self._side.on():
+            buffer = self.receive_buffer(tokens)
         if len(data) != buffer.nbytes:
             raise ValueError(f"payload of {tokens} rows has {buffer.nbytes} bytes, got {len(data)}")
         raw = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        return buffer.copy_(raw.view(buffer.dtype).view(buffer.shape))
+        return self._side.move(raw.view(buffer.dtype).view(buffer.shape), buffer)
 
     def close(self) -> None:
         self._loaded = None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-
-
-def _device_of(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise EngineFault("unknown device", field="device", value=name, limit="cpu, cuda, cuda:N") from error
-    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
-        raise EngineFault("this torch cannot use the device", field="device", value=name)
-    return device
 
 
 def _same_memory(old: EnginePlan, new: EnginePlan) -> bool:

@@ -2,7 +2,8 @@
 
 Owns two threads (one receives from the previous stage, one sends to the next), the order of waves
 on each edge, and the check of every header before a payload is accepted. The executor opens, feeds
-and closes it; `link_transport.py` moves the tensors, by gloo on CPU or NCCL on CUDA.
+and closes it; `link_transport.py` moves the tensors, by gloo through host memory or NCCL on CUDA. A payload
+that is handed over is complete; each thread has a stream of its own, so none waits for a running wave.
 
      executor: expect(w) ──▶ receiver: header w, checked ──▶ buffer, payload w ──▶ on_activation
      executor: send(w)   ──▶ sender: header w, payload w; buffers are dropped when both are taken
@@ -16,6 +17,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from queue import SimpleQueue
 from typing import Protocol, TypeVar
 
@@ -25,7 +27,9 @@ from torch import Tensor
 from wavepp_proto.errors import LinkFault
 from wavepp_proto.terms import WaveOrdinal
 from wavepp_stage.engine.base import HEADER_BYTES, LinkListener, LinkPlan, WaveHeader
-from wavepp_stage.engine.torch.link_transport import Transport, connect, first_line, open_store
+from wavepp_stage.engine.torch.device import first_line
+from wavepp_stage.engine.torch.link_transport import Transport, connect, open_store
+from wavepp_stage.engine.torch.side_stream import SideStream
 
 __all__ = ["MAX_ABANDONED", "TorchLink", "abandoned_threads", "open_store"]
 
@@ -69,16 +73,17 @@ class TorchLink:
     def open(self) -> None:
         if (count := abandoned_threads()) > MAX_ABANDONED:
             raise LinkFault("too many threads wait for lost peers", field="abandoned", value=count, limit=MAX_ABANDONED)
-        transport = connect(self._plan, self._engine.receive_buffer(0).device)
+        device = self._engine.receive_buffer(0).device
+        transport = connect(self._plan, device)
         with self._lock:
             if self._ended:
                 transport.close()
                 raise LinkFault("the link was closed while it opened", field="link", stage=self._plan.stage)
             self._transport = transport
             if self._plan.stage > 0:
-                self._start("receive", self._expected, self._receive)
+                self._start("receive", self._expected, partial(self._receive, SideStream(device)))
             if self._plan.stage < self._plan.stages - 1:
-                self._start("send", self._outbox, self._send)
+                self._start("send", self._outbox, partial(self._send, SideStream(device)))
 
     def expect(self, ordinal: WaveOrdinal, tokens: int) -> None:
         self._expected.put((ordinal, tokens))
@@ -121,29 +126,32 @@ class TorchLink:
         if first:
             self._listener.on_link_lost(reason)
 
-    def _receive(self, expected: tuple[WaveOrdinal, int]) -> None:
+    def _receive(self, side: SideStream, expected: tuple[WaveOrdinal, int]) -> None:
         ordinal, tokens = expected
         transport, previous = self._in_use(), self._plan.stage - 1
-        raw = torch.empty(HEADER_BYTES, dtype=torch.uint8, device=transport.device)
-        transport.recv(raw, previous, _tag(ordinal, 0))
-        header = WaveHeader.unpack(raw.cpu().numpy().tobytes())
-        payload = self._engine.receive_buffer(tokens)
-        # Before the payload: gloo aborts the PROCESS when more bytes arrive than a buffer holds.
-        self._check(header, ordinal, payload)
-        landing = payload if payload.device == transport.device else torch.empty_like(payload, device=transport.device)
-        transport.recv(landing, previous, _tag(ordinal, 1))
+        with side.on():
+            raw = torch.empty(HEADER_BYTES, dtype=torch.uint8, device=transport.device)
+            transport.recv(raw, previous, _tag(ordinal, 0))
+            header = WaveHeader.unpack(raw.cpu().numpy().tobytes())
+            payload = self._engine.receive_buffer(tokens)
+            # Before the payload: gloo aborts the PROCESS when more bytes arrive than a buffer holds.
+            self._check(header, ordinal, payload)
+            landing = payload if payload.device == transport.device else side.landing(payload)
+            transport.recv(landing, previous, _tag(ordinal, 1))
         if landing is not payload:
-            payload.copy_(landing)
+            side.move(landing, payload)
         if not self._ended:
             self._listener.on_activation(header, payload)
 
-    def _send(self, item: tuple[WaveHeader, Tensor]) -> None:
+    def _send(self, side: SideStream, item: tuple[WaveHeader, Tensor]) -> None:
         header, payload = item
         transport, following = self._in_use(), self._plan.stage + 1
-        raw = torch.frombuffer(bytearray(header.pack()), dtype=torch.uint8)
         ordinal = WaveOrdinal(header.ordinal)
-        transport.send(raw.to(transport.device), following, _tag(ordinal, 0))
-        transport.send(payload.to(transport.device).contiguous(), following, _tag(ordinal, 1))
+        with side.on():
+            raw = torch.frombuffer(bytearray(header.pack()), dtype=torch.uint8)
+            transport.send(raw.to(transport.device), following, _tag(ordinal, 0))
+            moved = payload if payload.device == transport.device else side.to_host(payload)
+            transport.send(moved.contiguous(), following, _tag(ordinal, 1))
 
     def _in_use(self) -> Transport:
         transport = self._transport

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -27,6 +26,7 @@ from torch import Tensor
 from wavepp_proto.errors import EngineFault
 from wavepp_stage.engine.base import CopyDirection, CopyLot
 from wavepp_stage.engine.torch.paged_cache import PagedCache
+from wavepp_stage.engine.torch.side_stream import SideStream
 
 STAGING_BYTES = 32 * 1024 * 1024
 """Of device memory, unless one block is larger: enough for the bus to run at full speed."""
@@ -43,7 +43,7 @@ class HostTier:
         self._cache = cache
         self._device = device
         self._pools = cache.pools
-        self._stream: Any = _CUDA.Stream(device) if device.type == "cuda" else None
+        self._side = SideStream(device)
         shape = (len(self._pools), *self._pools[0].shape[1:]) if self._pools else (0,)
         dtype = self._pools[0].dtype if self._pools else torch.uint8
         self._staged = min(host_blocks, max(1, STAGING_BYTES // max(1, cache.bytes_per_block)))
@@ -64,22 +64,21 @@ class HostTier:
         # In host order: as many neighbours as there are share one copy.
         order = np.argsort(host)
         host = host[order]
-        with self._on_stream():
+        with self._side.on():
             ids = torch.from_numpy(device[order]).to(self._device)
             for begin in range(0, len(order), self._staged):
                 end = begin + self._staged
                 move(ids[begin:end], host[begin:end])
-        if self._stream is not None:
-            # Blocks the copy thread, not the interpreter; earlier waves were complete when the lot was made.
-            done = _CUDA.Event(blocking=True)
-            done.record(self._stream)
-            done.synchronize()
+        # Before it nothing has to be waited for: earlier waves were complete when the lot was made.
+        self._side.finish()
 
     def _pin(self) -> None:
         """Lock the pool in memory while this object lives, as it is: torch's own pinned allocations grow to the next
         power of two."""
         cudart, address = _CUDA.cudart(), self._host.data_ptr()
-        _CUDA.check_error(cudart.cudaHostRegister(address, self._host.nbytes, 0))
+        # Of this device: a thread's own default is GPU 0, on which it would open a context of some hundred MB.
+        with _CUDA.device(self._device):
+            _CUDA.check_error(cudart.cudaHostRegister(address, self._host.nbytes, 0))
         weakref.finalize(self, cudart.cudaHostUnregister, address)
 
     def _check(self, lot: CopyLot) -> tuple[Ids, Ids]:
@@ -95,9 +94,6 @@ class HostTier:
             if len(twice := ordered[1:][ordered[1:] == ordered[:-1]]):
                 raise EngineFault("a block twice in one lot", field=field, value=int(twice[0]))
         return lot.device.astype(np.int64), lot.host.astype(np.int64)
-
-    def _on_stream(self) -> AbstractContextManager[object]:
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def _offload(self, device: Tensor, host: Ids) -> None:
         for index, pool in enumerate(self._pools):

@@ -1,6 +1,6 @@
 """Process groups of torch.distributed, one per formation, without the global default group.
 
-Owns how the stages of a formation meet (a store on stage 0, a key prefix per formation) and the two
+Owns how the stages of a formation meet (a store on stage 0, a key prefix per formation and rank) and the two
 ways to move one tensor between neighbours with a deadline. Does not own order, headers or threads:
 `gloo_link.py` does, and is the only caller. Several daemons may live in one process.
 """
@@ -20,6 +20,8 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # where tor
 from wavepp_proto.errors import LinkFault
 from wavepp_proto.terms import LinkKind
 from wavepp_stage.engine.base import LinkPlan
+from wavepp_stage.engine.torch.device import first_line
+from wavepp_stage.engine.torch.nccl_transport import NcclTransport
 
 STORE_TIMEOUT = timedelta(seconds=10)
 
@@ -52,6 +54,15 @@ def open_store(host: str) -> tuple[TCPStore, str]:
     return store, f"[{host}]:{port}" if family == socket.AF_INET6 else f"{host}:{port}"
 
 
+def gpu_name(device: str, host: str) -> str:
+    """What names `device` of `host` among the GPUs of all hosts; empty for the CPU."""
+    chosen = torch.device(device)
+    if chosen.type != "cuda":
+        return ""
+    uuid = getattr(torch.cuda.get_device_properties(chosen), "uuid", None)
+    return str(uuid) if uuid is not None else f"{host} cuda:{chosen.index or 0}"
+
+
 def connect(plan: LinkPlan, device: torch.device) -> Transport:
     """Meet the other stages of the formation. Blocks up to `connect_timeout_s`; raises LinkFault."""
     deadline = time.monotonic() + plan.connect_timeout_s
@@ -66,9 +77,9 @@ def connect(plan: LinkPlan, device: torch.device) -> Transport:
         )
         left = timedelta(seconds=max(0.1, deadline - time.monotonic()))
         store.set_timeout(left)
-        prefixed = PrefixStore(f"{plan.epoch}.{plan.formation}", store)
+        prefixed = PrefixStore(f"{plan.epoch}.{plan.formation}.{plan.rank}", store)
         if plan.kind is LinkKind.NCCL:
-            return NcclTransport(prefixed, plan, device)
+            return NcclTransport(prefixed, plan, device, left)
         return GlooTransport(prefixed, plan, left)
     except (RuntimeError, ValueError) as error:
         raise LinkFault(
@@ -78,12 +89,6 @@ def connect(plan: LinkPlan, device: torch.device) -> Transport:
             store=plan.store,
             advertise_host=plan.advertise_host,
         ) from error
-
-
-def first_line(error: BaseException) -> str:
-    """Its message without the C++ stack that torch appends."""
-    lines = str(error).splitlines()
-    return lines[0][:200] if lines else type(error).__name__
 
 
 class GlooTransport:
@@ -109,35 +114,3 @@ class GlooTransport:
     def close(self) -> None:
         # gloo has no abort: whoever is blocked in a move keeps the group alive until its time-out.
         self._group = None
-
-
-class NcclTransport:
-    """NCCL on CUDA memory. Written to NCCL's documented rules and not run yet: no test here has a GPU."""
-
-    def __init__(self, store: Store, plan: LinkPlan, device: torch.device) -> None:
-        group: Any = getattr(dist, "ProcessGroupNCCL", None)
-        if group is None or device.type != "cuda":
-            raise LinkFault("link nccl needs a CUDA build of torch and a CUDA device", field="link", value="nccl")
-        self.device = device
-        self._timeout = timedelta(seconds=plan.wave_timeout_s)
-        options = group.Options()
-        options._timeout = self._timeout
-        self._group: Any = group(store, plan.stage, plan.stages, options)
-
-    def send(self, tensor: Tensor, peer: int, tag: int) -> None:
-        self._wait(self._group.send, tensor, peer, tag)
-
-    def recv(self, tensor: Tensor, peer: int, tag: int) -> None:
-        self._wait(self._group.recv, tensor, peer, tag)
-
-    def _wait(self, move: Any, tensor: Tensor, peer: int, tag: int) -> None:
-        # A stream of its own: a wait must not hold up the compute stream. An explicit time-out makes
-        # `wait` block this host thread, instead of only ordering the stream.
-        cuda: Any = torch.cuda
-        with cuda.device(self.device), cuda.stream(cuda.Stream(self.device)):
-            move([tensor], peer, tag).wait(self._timeout)
-
-    def close(self) -> None:
-        group, self._group = self._group, None
-        if group is not None:
-            group.abort()

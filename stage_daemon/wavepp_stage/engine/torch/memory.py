@@ -16,6 +16,7 @@ from wavepp_proto.errors import EngineFault
 from wavepp_proto.terms import CacheGroup
 from wavepp_stage.engine.base import EnginePlan
 from wavepp_stage.engine.torch.attention import CausalMask
+from wavepp_stage.engine.torch.device import first_line, free_bytes
 from wavepp_stage.engine.torch.host_tier import HostTier
 from wavepp_stage.engine.torch.model import Band, kv_shape, state_shape
 from wavepp_stage.engine.torch.paged_cache import PagedCache
@@ -46,6 +47,34 @@ def check_slots(plan: EnginePlan, band: Band) -> None:
                           value=plan.state_slots, limit=1)  # fmt: skip
 
 
+def check_fit(plan: EnginePlan, band: Band, device: torch.device) -> None:
+    """Raises EngineFault naming `pool_blocks`, and how many would fit, where weights and pool together exceed what is
+    free on the device now; called before weights are read. What several processes take of one device at the same
+    moment shows at the allocation."""
+    free = free_bytes(device)
+    if free is None:
+        return
+    fitting = max(0, (free - weight_bytes(band)) // max(1, block_bytes(plan, band)))
+    if plan.pool_blocks > fitting and block_bytes(plan, band):
+        raise EngineFault(
+            f"weights of {weight_bytes(band)} bytes and the pool exceed the {free} bytes that are free on {device}",
+            field="pool_blocks", value=plan.pool_blocks, limit=fitting,
+        )  # fmt: skip
+
+
+def weight_bytes(band: Band) -> int:
+    """Of all parameters; tied ones count once."""
+    parameters: list[torch.Tensor] = list(band.model.parameters())
+    return sum(parameter.nbytes for parameter in parameters)
+
+
+def block_bytes(plan: EnginePlan, band: Band) -> int:
+    """Of one block over all attention layers, K and V."""
+    kv_heads, head_dim = kv_shape(band.model.config)
+    itemsize: int = band.model.dtype.itemsize
+    return 2 * len(band.attention_layers) * plan.block_tokens * kv_heads * head_dim * itemsize
+
+
 def allocate(plan: EnginePlan, band: Band, device: torch.device) -> StageMemory:
     """Raises EngineFault naming the plan's field that asks for more than there is."""
     dtype = band.model.dtype
@@ -67,4 +96,4 @@ def _make(field: str, value: int, build: Callable[[], _Part]) -> _Part:
     try:
         return build()
     except RuntimeError as error:  # torch has no narrower class for a failed allocation on CPU
-        raise EngineFault(f"no memory for the pool: {str(error).splitlines()[0]}", field=field, value=value) from error
+        raise EngineFault(f"no memory for the pool: {first_line(error)}", field=field, value=value) from error

@@ -81,8 +81,9 @@ class Band:
     def finish(self, device: torch.device) -> None:
         """After the weights: make the tables that no file holds, and check that nothing is missing."""
         base = self.model.model
-        with device:
-            base.rotary_emb = type(base.rotary_emb)(config=self.model.config)
+        # Made on the CPU wherever they go: a GPU's pow rounds differently, and far down a prompt the angles of two
+        # stages on different devices, or of the unsplit model, would differ visibly.
+        base.rotary_emb = type(base.rotary_emb)(config=self.model.config).to(device)
         if self.tied:
             self.model.lm_head.weight = base.embed_tokens.weight
         tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
@@ -140,13 +141,13 @@ def _recurrent_mixer() -> Any:
 
 
 def dtype_of(setting: str, config: PretrainedConfig) -> torch.dtype:
-    """The dtype that `setting` (float32, bfloat16, auto) means for this model."""
+    """The dtype that `setting` means for this model."""
     if setting == "auto":
         dtype = config.dtype or torch.float32
         return dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype))
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if setting not in known:
-        raise EngineFault("unknown dtype", field="dtype", value=setting, limit="float32, bfloat16, auto")
+        raise EngineFault("unknown dtype", field="dtype", value=setting, limit="float32, bfloat16, float16, auto")
     return known[setting]
 
 

@@ -1,0 +1,1 @@
+"""The TensorRT-LLM engine. Never executed against the real package; see DESIGN.md, section "The trtllm engine"."""

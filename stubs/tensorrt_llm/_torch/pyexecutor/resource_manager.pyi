@@ -1,0 +1,6 @@
+from tensorrt_llm._torch.pyexecutor.llm_request import LlmRequest
+from tensorrt_llm._torch.pyexecutor.scheduler import ScheduledRequests
+
+class ResourceManager:
+    def prepare_resources(self, scheduled_batch: ScheduledRequests) -> None: ...
+    def free_resources(self, request: LlmRequest) -> None: ...

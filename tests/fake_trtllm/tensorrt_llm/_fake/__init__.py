@@ -1,0 +1,1 @@
+"""What only the stand-in has: its environment variables, faults and checks."""

@@ -1,0 +1,1 @@
+"""The executor and its parts."""
