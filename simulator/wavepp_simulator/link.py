@@ -132,11 +132,11 @@ class SimLink:
         self._promised.difference_update(ended, (frame.key for frame in announces))
         late = [prepare.key for prepare in asked.prepares if prepare.key in self._promised]
         if late:
-            raise Violation("shell", f"stage {self.place} is asked for {late}, which were to ride and did not leave")
+            raise Violation("shell", f"stage {self.name} is asked for {late}, which were to ride and did not leave")
         if announces:
             names = " ".join(f"{frame.key.request_id}.{frame.key.attempt}" for frame in announces)
             self.world.note(
-                f"c>s{self.place}", f"announced in front of round {asked.fence.ordinal}: {names}", "announce"
+                f"c>s{self.name}", f"announced in front of round {asked.fence.ordinal}: {names}", "announce"
             )
 
     def send_wave(self, command: WaveCommand) -> None:

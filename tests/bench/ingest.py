@@ -116,8 +116,8 @@ class Listened(LocalCluster):
                 self._check_children()
                 await asyncio.sleep(0.05)
 
-    async def _spawn(self, name: str, argv: list[str]) -> Child:
-        return await super()._spawn(name, [MODULE, *argv[1:]])
+    async def _spawn(self, name: str, argv: list[str], gpu: int | None = None) -> Child:
+        return await super()._spawn(name, [MODULE, *argv[1:]], gpu)
 
     @property
     def index(self) -> ReuseIndex:

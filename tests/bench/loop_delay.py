@@ -30,8 +30,8 @@ MODULE = "tests.bench.loop_delay"
 
 
 class ProbedCluster(LocalCluster):
-    async def _spawn(self, name: str, argv: list[str]) -> Child:
-        return await super()._spawn(name, [MODULE, *argv[1:]] if name.startswith("stage-") else argv)
+    async def _spawn(self, name: str, argv: list[str], gpu: int | None = None) -> Child:
+        return await super()._spawn(name, [MODULE, *argv[1:]] if name.startswith("stage-") else argv, gpu)
 
 
 async def measure(seconds: float) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from wavepp_proto.errors import RowVoided
 from wavepp_proto.hashing import blocks_for
 from wavepp_proto.terms import Capacity, Digest, HoldKey, HoldState
 from wavepp_stage.core.block_hashes import BlockHashes
-from wavepp_stage.core.cache_manager import Escrow, Lease, Materialised
+from wavepp_stage.core.cache_manager import Escrow, Lease, Materialised, TokenIds
 from wavepp_stage.core.census import Census
 from wavepp_stage.core.work import BlockTable, CopyDirection, CopyLot, StateWork
 
@@ -73,6 +73,7 @@ class ScriptedCache:
         candidate: int,
         snapshots: int = 0,
         ignore_floor: bool = False,
+        tokens: TokenIds | None = None,
     ) -> Lease:
         self.called.append(("lease", key, candidate, snapshots, ignore_floor))
         answer = self.lease_answer or Lease(candidate, candidate)

@@ -35,7 +35,6 @@ SETTING: Final = "WAVEPP_TEST_ENGINE"
 FAKE: Final = Path(__file__).parents[1] / "fake_trtllm"
 _served: Final[list[Path]] = []
 """Models that clusters of this process were started with."""
-_FIT: Final = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
 
 
 def chosen_engine() -> str:
@@ -109,7 +108,8 @@ def model_folder(layers: int, vocabulary: int, window: int) -> Path:
     from tests.harness.tiny_models import save_random
 
     config = LlamaConfig(
-        **_FIT, num_hidden_layers=layers, vocab_size=vocabulary, max_position_embeddings=window,
+        hidden_size=32, intermediate_size=64, num_attention_heads=4, num_key_value_heads=2,
+        num_hidden_layers=layers, vocab_size=vocabulary, max_position_embeddings=window,
         # Wide enough that logits of different prompts differ visibly.
         initializer_range=0.2, bos_token_id=1, eos_token_id=2, tie_word_embeddings=False,
     )  # fmt: skip

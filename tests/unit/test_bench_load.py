@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from tests.harness.virtual_clock import VirtualClock
-from wavepp.bench.load import MOMENT_S, Ask, Extent, closed_loop, open_loop
+from wavepp.bench.load import Ask, Extent, closed_loop, open_loop
 from wavepp.bench.measure import Sample
 from wavepp.bench.window import MOST_FAILURES, Window
-from wavepp_proto.workload import Arrival, Part, Prompt
+from wavepp_proto.workload import MOMENT_S, Arrival, Part, Prompt
 
 PROMPT = Prompt((Part("stream", 100),))
 

@@ -22,7 +22,8 @@ from wavepp_controller.core.events import (
     SendRound,
     SendWave,
 )
-from wavepp_controller.core.latency_model import LatencyModel, demand_of
+from wavepp_controller.core.latency_model import LatencyModel
+from wavepp_controller.core.stage_model import demand_of
 from wavepp_proto import limits
 from wavepp_proto.hashing import HashScope, hash_blocks
 from wavepp_proto.terms import (
@@ -279,7 +280,7 @@ def test_learnt_times_are_of_the_slowest_rank_and_go_with_its_place() -> None:
     demand = demand_of(rows)
     assert model.believed(2)
     assert model.wave_us(2, demand) == pytest.approx(9000, rel=0.01)
-    model.serve([place(0, 0), place(1, 0)])
+    model.serve([record(0), record(1)])
     assert model.wave_us(2, demand) == pytest.approx(5000, rel=0.01)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -27,7 +29,7 @@ def residents(feed: DigestFeed) -> Residents:
     return made
 
 
-def read(feed: DigestFeed, residents: Residents, seq: int = 0) -> list[Digest]:
+def read(feed: DigestFeed, residents: Residents, seq: int = 0) -> Sequence[Digest]:
     shown = {CacheGroup.ATTENTION: residents.shorts()}
     feed.check(shown)
     return feed.since(seq, lambda: shown, NO_ROOM)

@@ -6,6 +6,8 @@ The two steps that bring news are `_ready` and `_settle`, on the executor's thre
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from wavepp_proto.errors import InternalError
 from wavepp_proto.hashing import blocks_for
 from wavepp_proto.terms import CacheGroup, Capacity, Digest, HoldKey, HoldState, JoinPlan
@@ -169,7 +171,7 @@ class Figures:
     def inventory(self) -> tuple[HoldState, ...]:
         return tuple(hold.state(self._block_tokens) for hold in self._holds.values())
 
-    def digests_since(self, seq: int) -> list[Digest]:
+    def digests_since(self, seq: int) -> Sequence[Digest]:
         self._adopt()
         return self._feed.since(seq, self._shown, self.capacity())
 
