@@ -84,6 +84,18 @@ def test_every_message_takes_half_a_round() -> None:
     assert (one.admitted_at or 0.0) - one.at == pytest.approx(6 * 0.001 + 64e-5)
 
 
+def test_who_becomes_ready_in_a_pause_shares_the_next_round_when_something_runs() -> None:
+    """The first round takes from 15 to 25 ms and is followed by as long a pause; both that become ready in it, at 27
+    and at 33 ms, share the round at 35 ms, and hear at 50 ms that they are admitted."""
+    asked = [Arrival(at_s, cold(f"p{number}", 256)) for number, at_s in enumerate((0.0, 0.012, 0.018))]
+    run = played(FLAT, Trace("pause", tuple(asked)), replace(FREE, round_s=0.010))
+    assert [one.admitted_at - one.at for one in run.asked.values() if one.admitted_at is not None] == [
+        pytest.approx(0.030),
+        pytest.approx(0.050 - 0.012),
+        pytest.approx(0.050 - 0.018),
+    ]
+
+
 def test_prompts_that_are_sent_at_once_come_one_after_the_other() -> None:
     """Each takes 64 ms to be read; the first is announced in another 32 ms and fills a wave alone."""
     overheads = replace(FREE, intake_token_s=1e-3, announce_token_s=5e-4)
