@@ -78,6 +78,7 @@ def test_profile_keeps_its_bases_sizes_when_it_is_fitted_from_one(tmp_path: Path
     [
         (["show", "nothing"], "no profile 'nothing'"),
         (["path", "nothing"], "no profile 'nothing'"),
+        (["path", "a" * 5000], "no profile 'aaa"),
         (["fit", "nothing.json", "--out", "x.json"], "cannot read nothing.json"),
     ],
 )
@@ -85,6 +86,25 @@ def test_command_says_what_is_wrong_in_one_line_when_a_file_is_missing(arguments
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 1
     assert said in done.output
+    assert len(done.output.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("told", [{"residuals": 5}, {"residuals": [1]}, {"sources": 5}])
+def test_a_wrong_provenance_is_named_when_a_profile_is_shown(tmp_path: Path, told: dict[str, object]) -> None:
+    file = tmp_path / "p.json"
+    file.write_text(json.dumps(json.loads(PROFILE.to_json()) | {"provenance": told}))
+    done = CliRunner().invoke(app, ["show", str(file)])
+    assert done.exit_code == 1
+    assert "field=provenance" in done.output
+
+
+@pytest.mark.parametrize("out", ["nowhere/p.json", "."])
+def test_a_profile_that_cannot_be_written_is_told_in_one_line(tmp_path: Path, out: str) -> None:
+    cells = tmp_path / "cells.json"
+    cells.write_text(json.dumps(CELLS))
+    done = CliRunner().invoke(app, ["fit", str(cells), "--out", str(tmp_path / out)])
+    assert done.exit_code == 1
+    assert "field=out" in done.output
     assert len(done.output.strip().splitlines()) == 1
 
 

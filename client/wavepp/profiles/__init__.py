@@ -21,7 +21,11 @@ def path_of(profile: str) -> Path:
     """The file of a profile that is named, or is a path already. Raises InvalidRequest when there is no such file."""
     shipped = FOLDER / f"{profile}.json"
     path = shipped if profile in names() else Path(profile)
-    if not path.is_file():
+    try:
+        found = path.is_file()
+    except OSError:  # a name longer than any file's
+        found = False
+    if not found:
         raise InvalidRequest(
             f"no profile {profile!r}: neither a file nor one of {', '.join(names())}", field="profile", value=profile
         )
