@@ -16,6 +16,8 @@ from wavepp_proto.errors import InvalidRequest
 from wavepp_proto.workload import Family, Part, Prompt, Trace
 
 MOST_SLOTS = 128
+LEAST_RATE = 1e-6
+"""Requests per second; slower ones would never come."""
 POISSON_WARMUP = 10
 """One in so many Poisson arrivals comes before the measured part."""
 
@@ -79,13 +81,14 @@ class Cell:
                 field="concurrency", value=self.concurrency, limit=MOST_SLOTS,
             )  # fmt: skip
         for name, value in (("rate", self.rate), ("speed", self.speed), ("minutes", self.minutes)):
-            if value is not None and not 0 < value < float("inf"):
-                raise InvalidRequest(f"{name} must be over 0, got {value}", field=name, value=value, limit=0)
+            if value is not None and not LEAST_RATE <= value < float("inf"):
+                message = f"{name} must be over {LEAST_RATE:g}, got {value}"
+                raise InvalidRequest(message, field=name, value=value, limit=LEAST_RATE)
         if not 0 < self.scale <= 1:
             raise InvalidRequest(f"scale must be in (0, 1], got {self.scale}", field="scale", value=self.scale, limit=1)
         if self.trace is None:
             self.source()
-        elif not Path(self.trace).is_file():
+        elif not _is_file(Path(self.trace)):
             raise InvalidRequest(f"no trace file {self.trace}", field="trace", value=self.trace)
 
     def source(self) -> Family:
@@ -175,6 +178,13 @@ def _read(path: Path) -> Trace:
     if not read.arrivals:
         raise InvalidRequest(f"no request in {path}", field="trace", value=str(path))
     return read
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name longer than any file's
+        return False
 
 
 def _at_least(name: str, value: float | None, least: float) -> None:
