@@ -45,9 +45,11 @@ async def test_folder_that_cannot_be_written_costs_nothing_but_a_warning(tmp_pat
     await ModelFile(tmp_path / "nowhere" / "models.json", lambda: LEARNT).save()
 
 
-@pytest.mark.parametrize("text", ["{", "[]", json.dumps({"schema": 1}), json.dumps({"latency_models": {}})])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "[" * 100_000, json.dumps({"schema": 1}), json.dumps({"latency_models": {}}), "\udcff"]
+)
 def test_file_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "models.json"
-    path.write_text(text)
+    path.write_text(text, errors="surrogateescape")
     with pytest.raises(InvalidRequest):
         ModelFile(path, dict).read()

@@ -42,9 +42,11 @@ class ModelFile:
             return {}
         except OSError as error:
             raise self._wrong(f"cannot read {self._path}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise self._wrong(f"{self._path} is no text: {error}") from error
         try:
             document = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._wrong(f"{self._path} is no JSON: {error}") from error
         if isinstance(document, dict) and isinstance(document.get(MODELS), dict) and document.get("schema") == SCHEMA:
             return dict(document[MODELS])
