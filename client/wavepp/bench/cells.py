@@ -82,7 +82,7 @@ class Cell:
             )  # fmt: skip
         for name, value in (("rate", self.rate), ("speed", self.speed), ("minutes", self.minutes)):
             if value is not None and not LEAST_RATE <= value < float("inf"):
-                message = f"{name} must be over {LEAST_RATE:g}, got {value}"
+                message = f"{name} must be at least {LEAST_RATE:g}, got {value}"
                 raise InvalidRequest(message, field=name, value=value, limit=LEAST_RATE)
         if not 0 < self.scale <= 1:
             raise InvalidRequest(f"scale must be in (0, 1], got {self.scale}", field="scale", value=self.scale, limit=1)
