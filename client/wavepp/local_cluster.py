@@ -42,14 +42,16 @@ class Child:
     name: str
     process: asyncio.subprocess.Process
     log: Path
+    log_start: int = 0
+    """Where its part of the log begins: earlier lives wrote what stands before."""
 
     @property
     def alive(self) -> bool:
         return self.process.returncode is None
 
     def tail(self) -> str:
-        """The end of its log."""
-        data = self.log.read_bytes()[-LOG_TAIL_BYTES:]
+        """The end of what it logged."""
+        data = self.log.read_bytes()[self.log_start :][-LOG_TAIL_BYTES:]
         return data.decode(errors="replace").strip()
 
 
@@ -135,6 +137,7 @@ class LocalCluster:
     async def _spawn(self, name: str, argv: list[str]) -> Child:
         log = self.log_dir / f"{name}.log"
         with log.open("ab") as sink:
+            start = sink.tell()
             process = await asyncio.create_subprocess_exec(
                 *child_argv([sys.executable, "-m", *argv]),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -144,7 +147,7 @@ class LocalCluster:
                 start_new_session=True,
                 env=_environment(),
             )
-        child = self.children[name] = Child(name, process, log)
+        child = self.children[name] = Child(name, process, log, start)
         return child
 
     def pids(self) -> dict[str, int]:
