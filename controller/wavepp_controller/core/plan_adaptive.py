@@ -46,6 +46,8 @@ MOST_STALE = 4
 """Times as many lanes as there are may be remembered: to sweep them out costs as much as to plan."""
 LEAST_WAIT_S = 0.001
 """Nothing waits for less: what is late moves its prediction along, and would be asked for without end."""
+MOST_WAITS = 16
+"""Nothing waits more often without a report: predictions that are late for so long say nothing."""
 AS_SLOW = 0.95
 """Part of the slowest stage's time from which on a stage counts as slow: the first such is never left idle."""
 CROWD_MEMORY = 8
@@ -100,6 +102,8 @@ class AdaptivePolicy:
         self._last_stage = -1
         self._waiting: tuple[PlanView, Decision] | None = None
         """The last answer, if it was to wait and nothing was reported since."""
+        self._waits = 0
+        """Answers to wait since the last report or wave."""
         self._dated = True
         """Who comes is seen when it comes: the ring has room."""
         self._flights: dict[WaveOrdinal, _Flying] = {}
@@ -117,7 +121,7 @@ class AdaptivePolicy:
 
     def observe(self, key: DaemonKey, rows: Sequence[Row], void_bitmap: int, times: StageTimes, now: float) -> None:
         self._clock.reported(key, now)
-        self._waiting = None
+        self._waiting, self._waits = None, 0
         if key.stage == self._last_stage and key.rank == 0:
             self._arrivals.ended(sum([row.final for row in rows]), now)
         self._fallback.observe(key, rows, void_bitmap, times, now)
@@ -142,9 +146,11 @@ class AdaptivePolicy:
             target = self._soonest(view, costs, loop)
         rows, took = TimeBudget(view, costs, target, loop, others, not self._arrivals.looped).fill()
         until = self._hold(view, rows, took, target, costs)
-        if until is not None:
+        if until is not None and self._waits < MOST_WAITS:
+            self._waits += 1
             self._waiting = (view, Decision(wait_until=until))
             return self._waiting[1]
+        self._waits = 0
         if self._held is not None:
             self._hope = 1.0 if len(rows) > self._held[2] else max(LEAST_HOPE, self._hope / 2)
             self._held = None
