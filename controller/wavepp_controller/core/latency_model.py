@@ -113,12 +113,13 @@ class LatencyModel:
                 stage, rank = (int(part) for part in name.split("."))
                 costs = StageCosts(*(_finite(said[part]) for part in ("c_us", "b_us", "a_us", "g_us")))
                 error = _finite(said.get("error", SEEDED_ERROR))
+                samples = int(_finite(said.get("samples", 0)))
                 served = _served(said["served"]) if "served" in said else None
             except (ValueError, TypeError, KeyError, AttributeError) as wrong:
                 raise InvalidRequest(f"not a latency model: {wrong!r}", field="model_file", value=name) from wrong
             if (stage, rank) in self._stages:
                 continue
-            self._stages[stage, rank] = StageModel(costs, min(error, SEEDED_ERROR), seeded=True)
+            self._stages[stage, rank] = StageModel.seed(costs, min(error, SEEDED_ERROR), samples)
             if served is not None:
                 self._served[stage, rank] = served
 
