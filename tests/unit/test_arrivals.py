@@ -88,3 +88,14 @@ def test_later_requests_are_finite_when_more_comes_than_can_be_done() -> None:
     seen = Arrivals()
     seen.came([(0, 9_000)] * 20, 0.0, dated=True)
     assert seen.later(900_000.0, COSTS, 0.1) == pytest.approx(0.9 * 20 / 0.1 / 0.05)
+
+
+@pytest.mark.parametrize(("way_back_s", "looped"), [(0.15, True), (0.25, False)])
+def test_way_back_may_be_long_when_requests_take_long(way_back_s: float, looped: bool) -> None:
+    """A sixth of 1.2 s."""
+    seen = Arrivals()
+    for number in range(16):
+        seen.took(1.2)
+        seen.ended(1, 2.0 * number)
+        seen.came([(0, 100)], 2.0 * number + way_back_s, dated=True)
+    assert seen.looped is looped

@@ -13,8 +13,12 @@ from wavepp_proto.profile import Chunk, StageCosts
 
 MOMENT_S = 0.05
 """Who comes within this after an end, or after another one who came so, came because of it..."""
+MOMENT_PART = 1 / 6
+"""...or within this part of the time that requests take, if that is longer: the way back leads through client,
+hashing, announcement and round, on a busy machine as well. Of N requests by chance, as many as there are clients in
+a loop of N, fewer than LOOPED would follow so soon unless N > 8; with more, waves are full whatever is believed."""
 ENDS = 16
-"""...and so many ends are remembered: each one moves the belief by one part of them."""
+"""So many ends are remembered: each one moves the belief by one part of them."""
 LOOPED = 0.75
 """Part of the ends that must be followed for clients to be believed in a loop. Before there were any all count as
 followed: one that nobody follows proves nothing, five in a row do."""
@@ -32,11 +36,17 @@ class Arrivals:
         self._open: deque[float] = deque()
         """When requests ended that nobody has followed yet; moved along by those that are followed."""
         self._lately: deque[tuple[float, Chunk]] = deque(maxlen=REQUESTS)
+        self._took_s = 0.0
+        """How long requests take here, on average."""
 
     @property
     def looped(self) -> bool:
         """Who ended comes back, as far as is known."""
         return self._returned >= LOOPED
+
+    def took(self, seconds: float) -> None:
+        """One request, from when it was first seen to its end."""
+        self._took_s += (seconds - self._took_s) / ENDS if self._took_s else seconds
 
     def ended(self, requests: int, now: float) -> None:
         self._open.extend([now] * requests)
@@ -63,7 +73,8 @@ class Arrivals:
         return work_us * len(self._lately) / span_us / (1.0 - min(MOST_LOAD, load))
 
     def _expire(self, now: float) -> None:
-        while self._open and now - self._open[0] > MOMENT_S:
+        moment_s = max(MOMENT_S, MOMENT_PART * self._took_s)
+        while self._open and now - self._open[0] > moment_s:
             self._open.popleft()
             self._note(0.0)
 

@@ -48,6 +48,8 @@ LEAST_WAIT_S = 0.001
 """Nothing waits for less: what is late moves its prediction along, and would be asked for without end."""
 MOST_WAITS = 16
 """Nothing waits more often without a report: predictions that are late for so long say nothing."""
+MOST_SINCE = 1024
+"""Requests whose beginning is remembered: more than there are lanes."""
 AS_SLOW = 0.95
 """Part of the slowest stage's time from which on a stage counts as slow: the first such is never left idle."""
 CROWD_MEMORY = 8
@@ -99,6 +101,8 @@ class AdaptivePolicy:
         self._fallback = MpuPolicy(model, min_wave_tokens, fills)
         self._clock = FlightClock()
         self._arrivals = Arrivals()
+        self._since: dict[HoldKey, float] = {}
+        """When requests that have not ended were first seen; the newest MOST_SINCE of them."""
         self._last_stage = -1
         self._waiting: tuple[PlanView, Decision] | None = None
         """The last answer, if it was to wait and nothing was reported since."""
@@ -123,7 +127,7 @@ class AdaptivePolicy:
         self._clock.reported(key, now)
         self._waiting, self._waits = None, 0
         if key.stage == self._last_stage and key.rank == 0:
-            self._arrivals.ended(sum([row.final for row in rows]), now)
+            self._end([row.key for row in rows if row.final], now)
         self._fallback.observe(key, rows, void_bitmap, times, now)
 
     def plan(self, view: PlanView) -> Decision:
@@ -174,12 +178,21 @@ class AdaptivePolicy:
         self._dated = len(view.in_flight) + 1 < view.ring
         if came:
             self._usual.extend(chunks)
+            self._since.update([(lane.key, view.now) for lane in came])
+            while len(self._since) > MOST_SINCE:
+                del self._since[next(iter(self._since))]  # the oldest: cancelled long ago, most likely
             seen.update([(lane.key, _Seen(lane.start)) for lane in came])
             for one in seen.values():
                 one.burst = None  # it does not stand alone any more
         if len(seen) > MOST_STALE * len(view.lanes) + USUAL_MEMORY:
             self._seen = {lane.key: seen[lane.key] for lane in view.lanes}
         self._crowd = max(self._crowd, self._count(view))
+
+    def _end(self, keys: Sequence[HoldKey], now: float) -> None:
+        for key in keys:
+            if (since := self._since.pop(key, None)) is not None:
+                self._arrivals.took(now - since)
+        self._arrivals.ended(len(keys), now)
 
     def _count(self, view: PlanView) -> int:
         return len(view.lanes) + sum(one.finals for one in self._flights.values())
