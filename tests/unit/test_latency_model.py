@@ -330,6 +330,8 @@ def test_calibration_seeds_every_stage() -> None:
         {"0.0": {"c_us": 1}},
         {"0": {"c_us": 1, "b_us": 0, "a_us": 0, "g_us": 0}},
         {"0.0": {"c_us": float("nan"), "b_us": 0, "a_us": 0, "g_us": 0}},
+        {"0.0": {"c_us": 1, "b_us": 1e16, "a_us": 0, "g_us": 0}},
+        {"0.0": {"c_us": 1, "b_us": 10**400, "a_us": 0, "g_us": 0}},
         {"0.0": 7},
         {"0.0": {"c_us": 1, "b_us": 0, "a_us": 0, "g_us": 0, "served": {"engine": "torch"}}},
         ["0.0"],
