@@ -210,6 +210,16 @@ def poisson(source: Family, per_second: float, seconds: float) -> Trace:
         arrivals.append(Arrival(at, source.prompt(len(arrivals))))
 
 
+def first_arrivals(source: Family, per_second: float, count: int) -> Trace:
+    """The first `count` of those that `poisson` draws. Raises as it does."""
+    seconds = count / per_second
+    while True:
+        found = poisson(source, per_second, seconds)
+        if len(found.arrivals) >= count:
+            return replace(found, arrivals=found.arrivals[:count])
+        seconds *= 2
+
+
 def mooncake(name: str, lines: Iterable[str]) -> Trace:
     """A trace in Mooncake's format: a JSON object a line with `timestamp` (ms), `input_length` (tokens) and
     `hash_ids` (one for each 512 tokens begun). Raises InvalidRequest naming the line that is none."""

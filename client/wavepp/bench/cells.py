@@ -105,7 +105,7 @@ class Cell:
         assert self.rate is not None
         if self.requests is None:
             return workload.poisson(self.source(), self.rate, self.seconds)
-        return _poisson_of(self.source(), self.rate, self.requests + self.warmup_of(self.requests))
+        return workload.first_arrivals(self.source(), self.rate, self.requests + self.warmup_of(self.requests))
 
     def warmup_of(self, arrivals: int) -> int:
         """Requests before the measured part, of so many in an open loop."""
@@ -157,16 +157,6 @@ def scaled_prefix(prompt: Prompt, scale: float, block_tokens: int) -> Prompt:
 
 def _blocks(tokens: float, block_tokens: int) -> int:
     return max(1, int(tokens / block_tokens)) * block_tokens
-
-
-def _poisson_of(source: Family, rate: float, requests: int) -> Trace:
-    """The first so many arrivals; the horizon is doubled until it holds them."""
-    horizon = requests / rate
-    while True:
-        found = workload.poisson(source, rate, horizon)
-        if len(found.arrivals) >= requests:
-            return replace(found, arrivals=found.arrivals[:requests])
-        horizon *= 2
 
 
 def _read(path: Path) -> Trace:
