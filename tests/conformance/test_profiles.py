@@ -12,10 +12,13 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.harness.cluster import Cluster
+from wavepp import profiles
 from wavepp.commands.profile import app
+from wavepp_proto.errors import EngineFault
 from wavepp_proto.profile import Profile, StageCosts, StageProfile
 from wavepp_stage.engine.emulated import expected_first_token
 from wavepp_stage.engine.emulated_device import Stream
+from wavepp_stage.engine.emulated_model import parse_preset
 
 COSTS = StageCosts(c_us=300.0, b_us=2.0, a_us=0.001, g_us=0.1)
 PROFILE = Profile(
@@ -145,3 +148,16 @@ async def test_engine_is_told_when_waves_came_when_the_controller_sends_ahead(
         assert all(ready_at > 0.0 for ready_at, _ in waves)
         assert all(ready_at <= started for ready_at, started in waves)
         assert waves == sorted(waves)
+
+
+def test_a_stage_is_given_the_file_when_a_preset_names_a_profile() -> None:
+    file = profiles.path_of("glm_5_2_pp4")
+    assert profiles.in_preset("emulated:speedup=4,profile=glm_5_2_pp4") == f"emulated:speedup=4,profile={file}"
+    assert profiles.in_preset(f"emulated:profile={file}") == f"emulated:profile={file}"
+    for model in ("emulated", "emulated:layers=2", "emulated:", "emulated:profile=", "folder:profile=x"):
+        assert profiles.in_preset(model) == model
+
+
+def test_a_stage_says_that_it_wants_a_file_when_it_is_given_a_name() -> None:
+    with pytest.raises(EngineFault, match="a stage wants a file: `wavepp profile path glm_5_2_pp4` names"):
+        parse_preset("emulated:profile=glm_5_2_pp4")

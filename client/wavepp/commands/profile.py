@@ -38,7 +38,7 @@ def list_profiles() -> None:
 
 @app.command()
 def path(name: Name) -> None:
-    """Where a profile lies, as --model "emulated:profile=$(wavepp profile path NAME)" needs it."""
+    """Where a profile lies; `wavepp stage --model emulated:profile=FILE` wants it, the others take names."""
     from wavepp import profiles
 
     typer.echo(_typed(lambda: profiles.path_of(name)))
