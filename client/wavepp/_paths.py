@@ -49,6 +49,22 @@ def check_writable(field: str, folder: Path) -> None:
         raise InvalidRequest(message, field=field, value=str(folder)) from error
 
 
+def check_file(field: str, path: Path) -> None:
+    """Raise InvalidRequest if `path` cannot be written: before the work, not after it."""
+    if path.is_dir():
+        raise InvalidRequest(f"{path} is a folder", field=field, value=str(path))
+    check_writable(field, path.parent)
+
+
+def write_file(field: str, path: Path, text: str) -> None:
+    """Write all of a file. Raises InvalidRequest if the disk does not take it."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        message = f"cannot write {path}: {error.strerror}"
+        raise InvalidRequest(message, field=field, value=str(path)) from error
+
+
 @dataclass(frozen=True, slots=True)
 class RunningCluster:
     address: str

@@ -44,14 +44,16 @@ class Child:
     name: str
     process: asyncio.subprocess.Process
     log: Path
+    log_start: int = 0
+    """Where its part of the log begins: earlier lives wrote what stands before."""
 
     @property
     def alive(self) -> bool:
         return self.process.returncode is None
 
     def tail(self) -> str:
-        """The end of its log."""
-        data = self.log.read_bytes()[-LOG_TAIL_BYTES:]
+        """The end of what it logged."""
+        data = self.log.read_bytes()[self.log_start :][-LOG_TAIL_BYTES:]
         return data.decode(errors="replace").strip()
 
 
@@ -145,6 +147,7 @@ class LocalCluster:
         """`gpu`: the only one that the process sees; None leaves it all of them."""
         log = self.log_dir / f"{name}.log"
         with log.open("ab") as sink:
+            start = sink.tell()
             process = await asyncio.create_subprocess_exec(
                 *child_argv([sys.executable, "-m", *argv]),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -154,7 +157,7 @@ class LocalCluster:
                 start_new_session=True,
                 env=_environment() | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": str(gpu)}),
             )
-        child = self.children[name] = Child(name, process, log)
+        child = self.children[name] = Child(name, process, log, start)
         return child
 
     def pids(self) -> dict[str, int]:

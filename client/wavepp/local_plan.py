@@ -16,6 +16,9 @@ from wavepp_proto.errors import InvalidRequest
 from wavepp_proto.runtime.logs import check_level
 from wavepp_proto.runtime.options import link_kind
 
+POLICIES: Final = ("adaptive", "mpu", "fixed")
+MODES: Final = ("overlapped", "lockstep", "drain")
+"""The controller's own names, which the client cannot import: a test compares them."""
 PRESET_FORM: Final = "write emulated:key=value,... such as emulated:layers=32,vocabulary=32000,window=65536"
 
 
@@ -101,6 +104,12 @@ class LocalPlan:
             _between("share_tokens", self.share_tokens, limits.MAX_PROMPT_TOKENS, least=0)
         if self.headroom_blocks is not None:
             _check_headroom(self.headroom_blocks, min(self.pool_blocks))
+        _one_of("policy", self.policy, POLICIES)
+        _one_of("mode", self.mode, MODES)
+        if self.min_wave_tokens is not None:
+            _between("min_wave_tokens", self.min_wave_tokens, limits.MAX_WAVE_TOKENS)
+        if self.fills is not None:
+            _between("fills", self.fills, limits.MAX_STAGES)
         _at_least_one_thread(self.threads)
         _check_share(self.trace_sample)
         _check_timeout(self.timeout_s)
@@ -129,6 +138,11 @@ def _between(field: str, value: int, most: int, least: int = 1) -> None:
     if not least <= value <= most:
         limit = f"{least}..{most}"
         raise InvalidRequest(f"{field} {value} is not in {limit}", field=field, value=value, limit=limit)
+
+
+def _one_of(field: str, value: str | None, known: Sequence[str]) -> None:
+    if value is not None and value not in known:
+        raise InvalidRequest(f"unknown {field} {value!r}", field=field, value=value, limit=", ".join(known))
 
 
 def _check_model(engine: str, model: str) -> None:

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from wavepp_proto import limits
 from wavepp_proto.errors import InvalidRequest
 from wavepp_proto.profile import Demand, StageCosts
 
@@ -35,6 +36,8 @@ MAX_KINDS = 32
 DIGITS = 9
 """Significant ones of a fitted coefficient; cut off, not rounded, so that no cell comes to lie above its bound."""
 _TIE = 1e-9
+LEAST, MOST = 1e-9, 1e15
+"""Throughputs and shares that somebody can mean; sums and quotients of them are numbers."""
 _Floats = npt.NDArray[np.float64]
 
 
@@ -104,7 +107,7 @@ def read_cells(text: str) -> tuple[Cell, ...]:
     """A JSON list of cells. Raises InvalidRequest naming the cell, from 0, and the field that is wrong."""
     try:
         told = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"the cells are no JSON: {error}", field="cells") from error
     if not isinstance(told, list) or not told:
         raise InvalidRequest("cells are a JSON list with at least one entry", field="cells")
@@ -121,10 +124,13 @@ def _cell(number: int, told: Any) -> Cell:
             str(told["family"]), int(told["c"]), float(told["tokens_per_s"]), parts,
             bool(told.get("fitted", True)), str(told.get("system", "")),
         )  # fmt: skip
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InvalidRequest(f"cell {number} is wrong: {error!r}", field="cells", value=number) from error
-    sound = all(0 <= part.cached_tokens < part.input_tokens and part.share > 0 for part in parts)
-    if not parts or not sound or not 0 < cell.tokens_per_s < math.inf:
+    sound = all(
+        0 <= part.cached_tokens < part.input_tokens <= limits.MAX_PROMPT_TOKENS and LEAST <= part.share <= MOST
+        for part in parts
+    )
+    if not parts or not sound or not LEAST <= cell.tokens_per_s <= MOST:
         raise InvalidRequest(f"cell {number} has a number out of range", field="cells", value=number)
     return cell
 

@@ -14,11 +14,6 @@ import typer
 from wavepp_proto.runtime import options as opt
 from wavepp_proto.runtime.command_line import run_app
 
-ROUND_REST = 1.0
-"""A busy pipeline spends half of its time in rounds at most: with it, 64 requests in flight take a quarter less CPU."""
-RELEASE_LAG_MS = 20
-"""Shorter than what stages need for a wave of a busy pipeline; on an idle one the next request takes releases along."""
-
 
 def command(
     etcd: opt.Etcd = "127.0.0.1:2379",
@@ -89,6 +84,7 @@ def command(
 ) -> None:
     """Run a controller: it campaigns in etcd, forms pipelines and serves clients."""
     from wavepp_controller.core.config import ControllerConfig
+    from wavepp_controller.core.round_pace import RELEASE_LAG_MS, ROUND_REST
     from wavepp_controller.runtime.controller import Controller
     from wavepp_controller.runtime.settings import ControllerSettings
     from wavepp_proto.runtime.logs import configure

@@ -22,6 +22,8 @@ Chunk = tuple[int, int]
 SCHEMA = 1
 MAX_LAYERS = 4096
 _MAX_WAVE_TOKENS = 1 << 24
+MAX_COST_US = 1e15
+"""Of one coefficient: decades; products of larger ones would not be numbers any more."""
 
 
 class Demand(NamedTuple):
@@ -138,7 +140,7 @@ class Profile:
         """Raises InvalidRequest naming the first field that is missing, unknown or out of range."""
         try:
             document = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidRequest(f"the profile is no JSON: {error}", field="profile") from error
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
             raise InvalidRequest("not a device profile", field="schema", limit=SCHEMA)
@@ -155,6 +157,8 @@ class Profile:
 
     def check(self) -> None:
         """Raises InvalidRequest naming the first field out of range."""
+        _typed("name", self.name, str)
+        _typed("provenance", self.provenance, dict)
         if not 1 <= len(self.stages) <= limits.MAX_STAGES:
             raise InvalidRequest(
                 "a profile has at least one stage", field="stages", value=len(self.stages), limit=limits.MAX_STAGES
@@ -180,9 +184,19 @@ class Profile:
         _real("", "link_us_per_token", self.link_us_per_token)
 
 
+def _typed(name: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise InvalidRequest(f"{name} is no {kind.__name__}", field=name, value=str(value)[:40])
+
+
 def _real(where: str, name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-        raise InvalidRequest(f"{where}{name} is no finite number >= 0", field=name, value=str(value), limit=0)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_COST_US:
+        raise InvalidRequest(
+            f"{where}{name} is no number from 0 to {MAX_COST_US:g}",
+            field=name,
+            value=str(value)[:40],
+            limit=MAX_COST_US,
+        )
 
 
 def _whole(where: str, name: str, value: object, low: int, high: int) -> None:

@@ -29,6 +29,10 @@ SHARED_TOKENS = 125_000 // ALIGN_TOKENS * ALIGN_TOKENS
 """Before the suffix of `suffix4k`; the paper says about 125,000."""
 TRACE_BLOCK_TOKENS = 512
 """A hash id of a Mooncake trace names a prefix up to the end of this many more tokens."""
+MAX_TRACE_MS = 366 * 24 * 3600 * 1000
+"""Latest moment in a trace: one that counts from 1970 would be waited for, not replayed."""
+MAX_ARRIVALS = 1 << 22
+"""Of one Poisson load, on average: they are drawn ahead."""
 GOOD_HIT = 0.9
 """A hit is good if it reuses at least this share of what an endless cache would have."""
 MOMENT_S = 0.03
@@ -186,7 +190,16 @@ def cells(model: str) -> tuple[Cell, ...]:
 
 
 def poisson(source: Family, per_second: float, seconds: float) -> Trace:
-    """A family's prompts, arriving at random at that mean rate; the same for the same family."""
+    """A family's prompts, arriving at random at that mean rate; the same for the same family.
+
+    Raises InvalidRequest where they would never end."""
+    if not (per_second > 0 and seconds < math.inf and per_second * seconds <= MAX_ARRIVALS):
+        raise InvalidRequest(
+            f"{per_second:g} requests/s for {seconds:g} s are no load",
+            field="rate",
+            value=per_second,
+            limit=MAX_ARRIVALS,
+        )
     arrivals: list[Arrival] = []
     at = 0.0
     while True:
@@ -195,6 +208,16 @@ def poisson(source: Family, per_second: float, seconds: float) -> Trace:
         if at >= seconds:
             return Trace(source.name, tuple(arrivals), source.preloaded)
         arrivals.append(Arrival(at, source.prompt(len(arrivals))))
+
+
+def first_arrivals(source: Family, per_second: float, count: int) -> Trace:
+    """The first `count` of those that `poisson` draws. Raises as it does."""
+    seconds = count / per_second
+    while True:
+        found = poisson(source, per_second, seconds)
+        if len(found.arrivals) >= count:
+            return replace(found, arrivals=found.arrivals[:count])
+        seconds *= 2
 
 
 def mooncake(name: str, lines: Iterable[str]) -> Trace:
@@ -208,10 +231,15 @@ def mooncake(name: str, lines: Iterable[str]) -> Trace:
         try:
             told = json.loads(line)
             at_ms, tokens, ids = float(told["timestamp"]), int(told["input_length"]), [int(i) for i in told["hash_ids"]]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise InvalidRequest(
                 f"line {number} is no request of a trace: {error}", field="line", value=number
             ) from error
+        if not 0 <= at_ms <= MAX_TRACE_MS:
+            raise InvalidRequest(
+                f"line {number}: timestamp {at_ms:g} is not from 0 to {MAX_TRACE_MS} ms",
+                field="line", value=number, limit=MAX_TRACE_MS,
+            )  # fmt: skip
         if tokens < 1 or len(ids) != -(-tokens // TRACE_BLOCK_TOKENS):
             raise InvalidRequest(f"line {number}: {len(ids)} hash ids for {tokens} tokens", field="line", value=number)
         known = next((at for at, one in enumerate(ids) if one not in seen), len(ids)) * TRACE_BLOCK_TOKENS

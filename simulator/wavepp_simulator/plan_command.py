@@ -8,21 +8,34 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from wavepp import profiles
+from wavepp_controller.core.config import POLICIES
+from wavepp_controller.core.modes import MODES
 from wavepp_proto import workload
 from wavepp_proto.errors import InvalidRequest
-from wavepp_proto.profile import Profile
-from wavepp_proto.workload import FAMILIES, LENGTHS, Family, Workload
+from wavepp_proto.workload import FAMILIES, GOOD_HIT, LENGTHS, Family, Workload
 from wavepp_simulator.capacity import Needed, fewest
+
+ARRIVALS = 256
+"""Of a rate, where nobody says how many: tails are told by the last one in twenty, and it plays in seconds."""
+
+
+class Extent(NamedTuple):
+    """How much of an open loop is played; None: as much as there is, or `ARRIVALS` of a rate."""
+
+    requests: int | None
+    seconds: float | None
 
 
 def plan(
     profile: Annotated[
-        Path, typer.Option("--profile", exists=True, dir_okay=False, envvar="WAVEPP_PROFILE", help="Device profile.")
+        str, typer.Option("--profile", envvar="WAVEPP_PROFILE", help="Device profile: a name that ships, or a file.")
     ],
     family: Annotated[
         str, typer.Option("--family", envvar="WAVEPP_FAMILY", help=f"Closed loop: {', '.join(FAMILIES)}.")
@@ -49,10 +62,14 @@ def plan(
     ] = 1.0,
     minutes: Annotated[
         float | None,
-        typer.Option("--minutes", min=1e-6, envvar="WAVEPP_MINUTES", help="Replay so many minutes of the trace."),
+        typer.Option("--minutes", min=1e-6, envvar="WAVEPP_MINUTES", help="Of the trace's own time, or of a --rate."),
     ] = None,
-    policy: Annotated[str, typer.Option("--policy", envvar="WAVEPP_POLICY", help="Planner's policy.")] = "adaptive",
-    mode: Annotated[str, typer.Option("--mode", envvar="WAVEPP_MODE", help="Admission mode.")] = "overlapped",
+    policy: Annotated[
+        str, typer.Option("--policy", envvar="WAVEPP_POLICY", help=f"Wave planner: {', '.join(POLICIES)}.")
+    ] = "adaptive",
+    mode: Annotated[
+        str, typer.Option("--mode", envvar="WAVEPP_MODE", help=f"Admission: {', '.join(MODES)}.")
+    ] = "overlapped",
     replicas: Annotated[int, typer.Option("--replicas", min=1, envvar="WAVEPP_REPLICAS", help="Pipelines.")] = 1,
     p95_s: Annotated[
         float | None,
@@ -68,26 +85,40 @@ def plan(
     ] = None,
     round_ms: Annotated[
         float | None,
-        typer.Option("--round-ms", min=0.0, envvar="WAVEPP_ROUND_MS", help="A prepare round; measured if not given."),
+        typer.Option(
+            "--round-ms",
+            min=0.0,
+            envvar="WAVEPP_ROUND_MS",
+            help="What a prepare round takes; by default as measured over loopback: 0.9 + 0.475 for each stage.",
+        ),
     ] = None,
     requests: Annotated[
-        int | None, typer.Option("--requests", min=1, envvar="WAVEPP_REQUESTS", help="Measured in a closed loop.")
+        int | None,
+        typer.Option(
+            "--requests",
+            min=1,
+            envvar="WAVEPP_REQUESTS",
+            help="Measured ones: by default four rounds of a closed loop, at least 64; 256 arrivals at a --rate.",
+        ),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option("--seconds", min=1e-6, envvar="WAVEPP_SECONDS", help="Of virtual time, instead of --requests."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, envvar="WAVEPP_SEED", help="Of the family's prompts.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", envvar="WAVEPP_JSON", help="Print everything as JSON.")] = False,
 ) -> None:
     """Predict throughput and latency of a family or a trace on a device profile."""
-    from dataclasses import replace
-
     from wavepp_simulator.planning import Overheads, config_of, with_block_tokens
     from wavepp_simulator.planning_load import Load
-    from wavepp_simulator.planning_result import summarise
+    from wavepp_simulator.planning_result import arrivals_of_bound, summarise
 
     try:
-        device = Profile.from_json(profile.read_text())
+        device = profiles.load(profile)
         if block_tokens is not None:
             device = with_block_tokens(device, block_tokens)
-        asked = _workload(family, lengths, concurrency, seed, prompt_tokens, rate, trace, speed, minutes)
+        extent = Extent(requests, seconds if seconds is not None or minutes is None else minutes * 60)
+        asked = _workload(family, lengths, concurrency, seed, prompt_tokens, rate, trace, speed, extent)
         overheads = Overheads.measured(len(device.stages))
         if round_ms is not None:
             overheads = replace(overheads, round_s=round_ms / 1e3)
@@ -97,7 +128,7 @@ def plan(
 
     def run(count: int) -> dict[str, Any]:
         began = time.perf_counter()
-        played = Load(device, config, overheads, count).play(asked, requests)
+        played = Load(device, config, overheads, count).play(asked, requests, seconds)
         return {
             "profile": device.name,
             "workload": asked.name,
@@ -108,6 +139,7 @@ def plan(
             "round_ms": overheads.round_s * 1e3,
             "took_s": round(time.perf_counter() - began, 2),
             **summarise(device, played, count),
+            "arrivals_of_bound": None if isinstance(asked, Family) else arrivals_of_bound(device, asked, count),
         }
 
     if p95_s is not None:
@@ -124,7 +156,9 @@ def _tell_capacity(needed: Needed, p95_s: float, as_json: bool) -> None:
     else:
         for told in needed.tried.values():
             typer.echo(_words(told))
-        held = f"{needed.replicas} replicas hold" if needed.replicas else "no number of replicas that was tried holds"
+        held = "no number of replicas that was tried holds"
+        if needed.replicas:
+            held = "1 replica holds" if needed.replicas == 1 else f"{needed.replicas} replicas hold"
         typer.echo(f"{held} a p95 completion of {p95_s:g} s")
     if needed.replicas is None:
         raise typer.Exit(1)
@@ -139,7 +173,7 @@ def _workload(
     rate: float | None,
     trace: Path | None,
     speed: float,
-    minutes: float | None,
+    extent: Extent,
 ) -> Workload:
     """Raises InvalidRequest."""
     if bool(family) == (trace is not None):
@@ -147,11 +181,15 @@ def _workload(
     if trace is not None:
         with trace.open() as lines:
             replayed = workload.mooncake(trace.stem, lines)
-        return (replayed.first(minutes * 60) if minutes is not None else replayed).faster(speed)
+        replayed = replayed if extent.seconds is None else replayed.first(extent.seconds)
+        return replace(replayed, arrivals=replayed.arrivals[: extent.requests]).faster(speed)
     closed = workload.family(family, lengths, concurrency, seed, prompt_tokens)
     if rate is None:
         return closed
-    return workload.poisson(closed, rate, (minutes or 10.0) * 60).faster(speed)
+    if extent.seconds is None:
+        return workload.first_arrivals(closed, rate, extent.requests or ARRIVALS).faster(speed)
+    drawn = workload.poisson(closed, rate, extent.seconds)
+    return replace(drawn, arrivals=drawn.arrivals[: extent.requests]).faster(speed)
 
 
 def _words(told: dict[str, Any]) -> str:
@@ -165,11 +203,18 @@ def _words(told: dict[str, Any]) -> str:
         f"  input {told['input_tokens_per_s']:,.0f} tokens/s, computed {told['computed_tokens_per_s']:,.0f} tokens/s; "
         f"{told['fraction_of_bound']:.1%} of the slowest stage's bound",
     ]
+    if (offered := told["arrivals_of_bound"] or 0.0) > 1.0:
+        lines.append(
+            f"  arrivals exceed what the slowest stage can do ({offered:.2f} of its bound): the line only grows"
+        )
     if completion:
         lines.append("  completion " + " ".join(f"{name} {value:.2f} s" for name, value in completion.items()))
         lines.append("  admission  " + " ".join(f"{name} {value:.1f} ms" for name, value in admission.items()))
     if told["good_hit_rate"] is not None:
-        lines.append(f"  good hits {told['good_hit_rate']:.1%}, reused {told['reused_share']:.1%} of all tokens")
+        lines.append(
+            f"  reused {told['reused_share']:.1%} of all tokens; {told['good_hit_rate']:.1%} good hits "
+            f"(at least {GOOD_HIT:.0%} of what an endless cache would have)"
+        )
     if waves["count"]:
         lines.append(
             f"  {waves['count']} waves of {waves['tokens']['mean']:,.0f} tokens, {waves['rows_mean']} rows, "

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from wavepp_controller.core import events as ev
 from wavepp_controller.core.config import ControllerConfig
 from wavepp_controller.core.machine import ControllerMachine
+from wavepp_controller.core.round_pace import RELEASE_LAG_MS, ROUND_REST
 from wavepp_proto import limits
 from wavepp_proto.errors import InternalError, from_info
 from wavepp_proto.profile import Profile
@@ -89,7 +90,7 @@ class Deployment:
         self._hop_s = overheads.round_s / 2
         self._chains = Chains(profile.block_tokens)
         self._prompts: dict[RequestId, Prompt] = {}
-        self._tick_at = float("inf")
+        self._tick_at = self._alarm_at = float("inf")
         self._taken_in_until = 0.0
         """When the prompts that were sent so far have come."""
         self.stages = {
@@ -135,6 +136,9 @@ class Deployment:
         deadline = self.machine.next_deadline()
         if deadline is not None and deadline < self._tick_at:
             self._plan_tick(max(deadline, self.now + 1e-6))
+        wake_at = self.machine.wake_at
+        if wake_at is not None and wake_at < self._alarm_at:
+            self._set_alarm(wake_at)
 
     def _plan_tick(self, at: float) -> None:
         self._tick_at = at
@@ -145,6 +149,16 @@ class Deployment:
         if planned == self._tick_at:
             self._tick_at = float("inf")
             self._post(ev.Tick(self.now))
+
+    def _set_alarm(self, at: float) -> None:
+        """Wake the core at the instant it asks for; an earlier alarm makes a later one needless."""
+        self._alarm_at = at
+        self.agenda.at(max(at, self.now), lambda: self._ring(at))
+
+    def _ring(self, planned: float) -> None:
+        if planned == self._alarm_at:
+            self._alarm_at = float("inf")
+            self._post(ev.PauseOver(self.now))
 
     def _perform(self, action: ev.Action) -> None:
         match action:
@@ -217,7 +231,7 @@ class Deployment:
 
 
 def config_of(profile: Profile, policy: str, mode: str) -> ControllerConfig:
-    """The controller's settings for a profile; what watches for failures is as good as off."""
+    """The settings that a controller process has, for a profile; what watches for failures is as good as off."""
     return ControllerConfig(
         wave_tokens=profile.wave_tokens,
         lanes=profile.lanes,
@@ -227,6 +241,8 @@ def config_of(profile: Profile, policy: str, mode: str) -> ControllerConfig:
         fills=profile.fills,
         link=LinkKind.GRPC,
         snapshot_tokens=profile.snapshot_tokens,
+        round_rest=ROUND_REST,
+        release_lag_ms=RELEASE_LAG_MS,
         default_deadline_ms=limits.MAX_DEADLINE_MS,
         max_queued_requests=1 << 20,
         max_queued_tokens=1 << 40,

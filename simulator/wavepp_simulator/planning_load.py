@@ -16,8 +16,13 @@ from wavepp_proto.workload import MOMENT_S, Family, Prompt, Workload
 from wavepp_simulator.planning import Deployment, Overheads
 from wavepp_simulator.timed_engine import Ran
 
-LEAST_MEASURED = 24
-"""Requests of a closed loop that are measured, however few ask at once."""
+ROUNDS, LEAST_MEASURED, LEAST_S = 4, 64, 10.0
+"""What is measured of a closed loop at least: rounds, requests, seconds. With less, the answer would be
+of the first round, which began all at once."""
+MOST_TIMES = 16
+"""So many times the least requests are enough, whatever seconds they take: a profile may cost nothing."""
+MOST_PLAYED = 1 << 20
+"""Requests in the seconds that somebody asks for."""
 
 
 @dataclass(slots=True)
@@ -61,13 +66,17 @@ class Load:
         self._drawn = 0
         """Prompts of the family so far."""
 
-    def play(self, workload: Workload, most_measured: int | None = None) -> Played:
-        """`most_measured` requests of a closed loop instead of max(2c, LEAST_MEASURED)."""
+    def play(self, workload: Workload, measured: int | None = None, seconds: float | None = None) -> Played:
+        """Of a closed loop so many requests or seconds, if somebody says so."""
         self.deployment.run(lambda: self.deployment.serving)
         self._preload(workload.preloaded)
         if isinstance(workload, Family):
-            count = most_measured or max(2 * workload.concurrency, LEAST_MEASURED)
-            return self._closed(workload, count)
+            least = max(ROUNDS * workload.concurrency, LEAST_MEASURED)
+            if measured is not None:
+                return self._closed(workload, measured, measured, 0.0)
+            if seconds is not None:
+                return self._closed(workload, 1, MOST_PLAYED, seconds)
+            return self._closed(workload, least, MOST_TIMES * least, LEAST_S)
         base = self.deployment.now
         for one in workload.arrivals:
             self._at(base + one.at_s, one.prompt)
@@ -84,15 +93,19 @@ class Load:
         self.deployment.run(lambda: self.deployment.now >= settled)
         self.ended.clear()
 
-    def _closed(self, family: Family, count: int) -> Played:
-        """What is asked and what of it is measured, as `wavepp bench` has it."""
+    def _closed(self, family: Family, least: int, most: int, seconds: float) -> Played:
+        """At least so many requests, and more, up to `most`, until so many seconds are over."""
         self._family = family
         for _ in range(family.concurrency):
             self._next()
         self.deployment.run(lambda: len(self.ended) >= family.concurrency)
         start = self._settle(family.concurrency)
         first = len(self.ended)
-        self.deployment.run(lambda: len(self.ended) >= first + count)
+        self.deployment.run(
+            lambda: (
+                (done := len(self.ended) - first) >= most or (done >= least and self.deployment.now >= start + seconds)
+            )
+        )
         end = self._settle(family.concurrency)
         self._family = None
         return self._played(first, start, end)

@@ -10,6 +10,7 @@ from typing import Any
 
 from wavepp_proto.profile import Profile, StageCosts
 from wavepp_proto.terms import Row
+from wavepp_proto.workload import Trace
 from wavepp_simulator.bounds import least_s, reusable, slowest, useful_us
 from wavepp_simulator.planning_load import Asked, Played
 from wavepp_simulator.timed_engine import Ran
@@ -53,6 +54,15 @@ def summarise(profile: Profile, played: Played, replicas: int = 1) -> dict[str, 
         "waves": _waves(played),
         "copied_blocks": played.copied_blocks,
     }
+
+
+def arrivals_of_bound(profile: Profile, asked: Trace, replicas: int) -> float | None:
+    """Time that the slowest stage needs at least for what arrives, over the time in which it does; above 1 the line
+    grows as long as it goes on. None where all arrive at once."""
+    if not asked.arrivals or not (seconds := asked.arrivals[-1].at_s):
+        return None
+    works = ((one.prompt.tokens, reusable(profile, one.prompt)) for one in asked.arrivals)
+    return round(least_s(profile, works) / seconds / replicas, 4)
 
 
 def _work_s(profile: Profile, played: Played) -> float:

@@ -28,6 +28,7 @@ from rich.table import Table
 
 from tests.bench import bars_read as read
 from tests.bench.bars_read import Bar
+from tests.bench.kept import read_kept, write_kept
 
 FOLDER = Path("bench-results")
 OUT = FOLDER / "bars.json"
@@ -69,7 +70,7 @@ QUICK = {"loop", "rounds", "rate", "isolated", "ingest", "restart", "tracing"}
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
-    known: dict[str, Kept] = json.loads(OUT.read_text())["benches"] if OUT.exists() else {}
+    known: dict[str, Kept] = (read_kept(OUT, "benches") or {"benches": {}})["benches"]
     console, errors = Console(width=None if sys.stdout.isatty() else 220), Console(stderr=True)
     for name in [] if options.show else options.only or BENCHES:
         _await_quiet(options.wait)
@@ -79,10 +80,9 @@ def main(arguments: list[str] | None = None) -> int:
         except (subprocess.SubprocessError, ValueError) as error:
             errors.print(f"{name} failed: {error}")
             known.pop(name, None)
+        _write(known, [])  # whoever interrupts the next one keeps this one
     bars = [(row, known.get(name)) for name in BENCHES for row in _rows(name, known)] + [(row, None) for row in _kept()]
-    FOLDER.mkdir(exist_ok=True)
-    machine = {"machine": platform.platform(), "cpus": os.cpu_count(), "python": platform.python_version()}
-    OUT.write_text(json.dumps({**machine, "bars": [row._asdict() for row, _ in bars], "benches": known}, indent=1))
+    _write(known, [row for row, _ in bars])
     console.print(_table(bars))
     console.print(f"{OUT}: figures behind the table")
     return 1 if any(row.met is False for row, _ in bars) else 0
@@ -95,6 +95,12 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--wait", type=float, default=0.0, help="most seconds to wait for a quiet machine, each time")
     parser.add_argument("--show", action="store_true", help="run nothing, show what is known")
     return parser.parse_args(arguments)
+
+
+def _write(known: Mapping[str, Kept], bars: list[Bar]) -> None:
+    FOLDER.mkdir(exist_ok=True)
+    machine = {"machine": platform.platform(), "cpus": os.cpu_count(), "python": platform.python_version()}
+    write_kept(OUT, {**machine, "bars": [row._asdict() for row in bars], "benches": known}, indent=1)
 
 
 def run(name: str, *, quick: bool) -> Kept:
@@ -141,8 +147,8 @@ def _rows(name: str, known: Mapping[str, Kept]) -> list[Bar]:
 
 def _kept() -> list[Bar]:
     """Bars whose figures other commands leave behind."""
-    cells = [json.loads(path.read_text()) for path in sorted(PAPER.glob("*.json"))]
-    faults = read.fault(json.loads(FAULTS.read_text())) if FAULTS.exists() else ()
+    cells = [found for path in sorted(PAPER.glob("*.json")) if (found := read_kept(path))]
+    faults = read.fault(found) if (found := read_kept(FAULTS)) else ()
     return [*read.paper(cells), *faults]
 
 

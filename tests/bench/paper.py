@@ -11,7 +11,6 @@ misses a bar.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench import paper_html, paper_markdown, paper_real_report
+from tests.bench.kept import read_kept, write_kept
 from tests.bench.paper_cells import PROFILES, Task, play, tasks
 from tests.bench.paper_real_all import RealHalf
 from tests.bench.paper_real_cells import SECONDS
@@ -95,7 +95,7 @@ def _play_all(missing: list[Task], folder: Path, jobs: int) -> None:
                 print(f"{task.name}: {type(error).__name__}: {error}", file=sys.stderr)
                 continue
             result = future.result()
-            _path(folder, task).write_text(json.dumps({"key": task.key, **result}))
+            write_kept(_path(folder, task), {"key": task.key, **result})
             told = f"{result['tokens_per_s']:11,.0f} tokens/s, {result['result']['work_of_bound']:.1%} of the bound"
             print(
                 f"[{done}/{len(missing)}, {time.monotonic() - began:.0f} s] {task.name}: {told}, {result['took_s']} s",
@@ -108,11 +108,7 @@ def _path(folder: Path, task: Task) -> Path:
 
 
 def _read(folder: Path, task: Task) -> dict[str, Any] | None:
-    path = _path(folder, task)
-    if not path.exists():
-        return None
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+    return read_kept(_path(folder, task), "key", "result")
 
 
 def _known(folder: Path, task: Task) -> bool:

@@ -8,8 +8,6 @@ has the machine to itself. Called by `paper`.
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import signal
 import sys
 import time
@@ -20,6 +18,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from tests.bench.kept import read_kept, write_kept
 from tests.bench.paper_cells import Task, in_virtual_time
 from tests.bench.paper_real import measure
 from tests.bench.paper_real_cells import RealTask, expected_s, real_tasks
@@ -129,15 +128,10 @@ class RealHalf:
         return self._read(f"{task.name}.twin")
 
     def _read(self, name: str) -> Result | None:
-        path = self._folder / f"{name}.json"
-        return json.loads(path.read_text()) if path.exists() else None
+        return read_kept(self._folder / f"{name}.json", "key")
 
     def _write(self, name: str, key: str, result: Result) -> None:
-        """All of it, or nothing."""
-        path = self._folder / f"{name}.json"
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps({"key": key, **result}))
-        os.replace(partial, path)
+        write_kept(self._folder / f"{name}.json", {"key": key, **result})
 
 
 def in_short(result: Result) -> str:

@@ -179,7 +179,7 @@ async def test_page_holds_everything_it_shows(tmp_path: Path) -> None:
     [
         (("--concurrency", "8,x"), "concurrency must be numbers with commas between"),
         (("--concurrency", "129"), "at most 128 slots"),
-        (("--rate", "0"), "rate must be over 0"),
+        (("--rate", "0"), "rate must be at least 1e-06"),
         (("--family", "lukewarm"), "no family lukewarm"),
         (("--lengths", "gpt"), "no model gpt"),
         (("--trace", "/nowhere"), "no trace file /nowhere"),

@@ -12,9 +12,12 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.testing import CliRunner
 
 from tests.harness.command import json_lines, wavepp
+from wavepp import local_plan
 from wavepp.__main__ import build_app
 from wavepp.commands.up import RESTART_WINDOW_S, RESTARTS_PER_STAGE, Restarts
 from wavepp.local_plan import PRESET_FORM
+from wavepp_controller.core.config import POLICIES
+from wavepp_controller.core.modes import MODES
 from wavepp_proto import __version__
 
 COMMANDS = {"up", "prefill", "status", "doctor", "controller", "stage"}
@@ -34,6 +37,17 @@ def _options() -> Iterator[tuple[str, TyperOption]]:
                 yield f"{name} {max(parameter.opts, key=len)}", parameter
 
 
+def _grouped_options() -> Iterator[tuple[str, TyperOption]]:
+    """Of the commands within groups: `simulate plan` and its like."""
+    app = typer.main.get_command(build_app())
+    assert isinstance(app, TyperGroup)
+    for group in app.commands.values():
+        for name, command in group.commands.items() if isinstance(group, TyperGroup) else ():
+            for parameter in command.params:
+                if isinstance(parameter, TyperOption) and parameter.name != "help":
+                    yield f"{name} {parameter.opts[0]}", parameter
+
+
 def test_every_command_is_there_and_says_what_it_does() -> None:
     commands = _commands()
     assert commands.keys() >= COMMANDS
@@ -47,6 +61,19 @@ def test_every_option_has_its_twin_and_a_help_text() -> None:
     twins = {name: "WAVEPP_" + name.partition(" --")[2].replace("-", "_").upper() for name in options}
     assert {name: option.envvar for name, option in options.items()} == twins
     assert [name for name, option in options.items() if not option.help] == []
+
+
+def test_a_variable_is_a_switch_everywhere_or_nowhere() -> None:
+    """What is a number of one command would be nonsense where another reads yes or no."""
+    kinds: dict[object, set[bool]] = {}
+    for _, option in [*_options(), *_grouped_options()]:
+        kinds.setdefault(option.envvar, set()).add(option.is_flag)
+    assert [name for name, switches in kinds.items() if len(switches) > 1] == []
+
+
+def test_the_names_of_policies_and_modes_are_the_controllers() -> None:
+    assert sorted(local_plan.POLICIES) == sorted(POLICIES)
+    assert local_plan.MODES == MODES
 
 
 @pytest.mark.parametrize("name", sorted(COMMON))
@@ -181,6 +208,11 @@ def no_connections(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--share-tokens", "9999999"), "(field=share_tokens, limit=0..4194304, value=9999999)"),
         (("--wave-tokens", "63"), "(field=wave_tokens, limit=64..16777216, value=63)"),
         (("--block-tokens", "0"), "(field=block_tokens, limit=1..1024, value=0)"),
+        (("--policy", "best"), "unknown policy 'best' (field=policy, limit=adaptive, mpu, fixed, value=best)"),
+        (("--mode", "best"), "unknown mode 'best' (field=mode, limit=overlapped, lockstep, drain, value=best)"),
+        (("--fills", "0"), "(field=fills, limit=1..64, value=0)"),
+        (("--min-wave-tokens", "0"), "(field=min_wave_tokens, limit=1..16777216, value=0)"),
+        (("--model", "emulated:profile=nothing"), "no profile 'nothing': neither a file nor one of glm_5_2_pp4"),
         (("--layers", "0:2"), "layers has 1 values for 2 stages"),
         (("--layers", "0:2,x:4"), "layers must be first:last, got 'x:4'"),
         (("--layers", "0:2,3:4"), "band 3:4 must begin at layer 2"),

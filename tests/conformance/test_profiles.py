@@ -12,10 +12,13 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.harness.cluster import Cluster
+from wavepp import profiles
 from wavepp.commands.profile import app
+from wavepp_proto.errors import EngineFault
 from wavepp_proto.profile import Profile, StageCosts, StageProfile
 from wavepp_stage.engine.emulated import expected_first_token
 from wavepp_stage.engine.emulated_device import Stream
+from wavepp_stage.engine.emulated_model import parse_preset
 
 pytestmark = pytest.mark.engines("emulated", "engine-thread", why="profiles are of the emulated engine")
 
@@ -80,6 +83,7 @@ def test_profile_keeps_its_bases_sizes_when_it_is_fitted_from_one(tmp_path: Path
     [
         (["show", "nothing"], "no profile 'nothing'"),
         (["path", "nothing"], "no profile 'nothing'"),
+        (["path", "a" * 5000], "no profile 'aaa"),
         (["fit", "nothing.json", "--out", "x.json"], "cannot read nothing.json"),
     ],
 )
@@ -87,6 +91,25 @@ def test_command_says_what_is_wrong_in_one_line_when_a_file_is_missing(arguments
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 1
     assert said in done.output
+    assert len(done.output.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("told", [{"residuals": 5}, {"residuals": [1]}, {"sources": 5}])
+def test_a_wrong_provenance_is_named_when_a_profile_is_shown(tmp_path: Path, told: dict[str, object]) -> None:
+    file = tmp_path / "p.json"
+    file.write_text(json.dumps(json.loads(PROFILE.to_json()) | {"provenance": told}))
+    done = CliRunner().invoke(app, ["show", str(file)])
+    assert done.exit_code == 1
+    assert "field=provenance" in done.output
+
+
+@pytest.mark.parametrize("out", ["nowhere/p.json", "."])
+def test_a_profile_that_cannot_be_written_is_told_in_one_line(tmp_path: Path, out: str) -> None:
+    cells = tmp_path / "cells.json"
+    cells.write_text(json.dumps(CELLS))
+    done = CliRunner().invoke(app, ["fit", str(cells), "--out", str(tmp_path / out)])
+    assert done.exit_code == 1
+    assert "field=out" in done.output
     assert len(done.output.strip().splitlines()) == 1
 
 
@@ -127,3 +150,16 @@ async def test_engine_is_told_when_waves_came_when_the_controller_sends_ahead(
         assert all(ready_at > 0.0 for ready_at, _ in waves)
         assert all(ready_at <= started for ready_at, started in waves)
         assert waves == sorted(waves)
+
+
+def test_a_stage_is_given_the_file_when_a_preset_names_a_profile() -> None:
+    file = profiles.path_of("glm_5_2_pp4")
+    assert profiles.in_preset("emulated:speedup=4,profile=glm_5_2_pp4") == f"emulated:speedup=4,profile={file}"
+    assert profiles.in_preset(f"emulated:profile={file}") == f"emulated:profile={file}"
+    for model in ("emulated", "emulated:layers=2", "emulated:", "emulated:profile=", "folder:profile=x"):
+        assert profiles.in_preset(model) == model
+
+
+def test_a_stage_says_that_it_wants_a_file_when_it_is_given_a_name() -> None:
+    with pytest.raises(EngineFault, match="a stage wants a file: `wavepp profile path glm_5_2_pp4` names"):
+        parse_preset("emulated:profile=glm_5_2_pp4")

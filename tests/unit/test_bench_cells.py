@@ -57,6 +57,8 @@ def test_cells_are_every_family_under_every_load(trace: Path) -> None:
         ({"concurrency": 1, "family": "mixed", "lengths": "gpt"}, "model"),
         ({"concurrency": 1, "family": "mixed", "prompt_tokens": 9}, "tokens"),
         ({"trace": "/nowhere"}, "trace"),
+        ({"trace": "a" * 5000}, "trace"),
+        ({"rate": 1e-320, "family": "mixed"}, "rate"),
     ],
 )
 def test_cell_that_cannot_be_is_refused_by_name(change: dict[str, object], field: str) -> None:
@@ -155,9 +157,19 @@ def test_cell_of_other_settings_is_refused_and_kept(tmp_path: Path) -> None:
     assert store.done("mixed-c8", {"seed": 0, "policy": "fixed"}) is not None
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"schema": 0}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "[" * 100_000, '{"schema": 0}', '{"schema": 1}', '{"schema":1,"settings":{}}']
+)
 def test_file_that_is_no_cell_is_refused(tmp_path: Path, text: str) -> None:
     store = Store(tmp_path)
     (tmp_path / "cells" / "mixed-c8.json").write_text(text)
     with pytest.raises(InvalidRequest):
         store.done("mixed-c8", {})
+
+
+def test_full_disk_is_told_by_name_and_leaves_no_part(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    (tmp_path / "cells" / "mixed-c8.json").mkdir()
+    with pytest.raises(InvalidRequest, match="cannot write"):
+        store.put(_measured(seed=0))
+    assert [path.name for path in (tmp_path / "cells").iterdir()] == ["mixed-c8.json"]

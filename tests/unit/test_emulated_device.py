@@ -190,3 +190,11 @@ def test_settings_are_the_profiles_when_the_preset_names_one(file: Path) -> None
     assert as_profiled(plain) is plain
     with pytest.raises(EngineFault, match="has 2 stages, the pipeline 3"):
         as_profiled(replace(asked, stages=3))
+
+
+@pytest.mark.parametrize("speedup", [1e-300, 5e-324])
+def test_work_without_end_is_ended_by_close_when_a_device_is_endlessly_slow(speedup: float) -> None:
+    closed = threading.Event()
+    stream = Stream(closed)
+    closed.set()
+    assert not stream.take(0.0, Pace(COSTS, speedup=speedup).seconds(COSTS.c_us))

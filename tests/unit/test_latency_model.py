@@ -195,9 +195,18 @@ def test_model_is_not_believed_while_the_device_changes_and_again_when_it_is_lea
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])
 def test_wrong_seed_is_put_right(factor: float) -> None:
-    model = StageModel(StageCosts(*(factor * v for v in asdict(TRUE).values())), error=0.1, seeded=True)
+    model = StageModel.seed(StageCosts(*(factor * v for v in asdict(TRUE).values())), 0.1)
     learn(model, TRUE, 24)
     assert worst(model, TRUE) < 0.02
+    assert model.believed
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 64])
+def test_one_tiny_wave_does_not_undo_a_seed(tokens: int) -> None:
+    model = StageModel.seed(TRUE, SEEDED_ERROR)
+    tiny = Demand(1.0, tokens, tokens * tokens / 2, 0)
+    model.observe(tiny, 1.15 * TRUE.demand_us(tiny))
+    assert worst(model, TRUE) < 0.1
     assert model.believed
 
 
@@ -303,6 +312,7 @@ def test_what_was_kept_seeds_another_life() -> None:
     again.seed(json.loads(json.dumps(model.to_data())))
     assert again.believed(2)
     assert [again.wave_us(2, demand(wave)) for wave in WAVES] == [model.wave_us(2, demand(wave)) for wave in WAVES]
+    assert {stage["samples"] for stage in again.to_data().values()} == {32}
 
 
 def test_calibration_seeds_every_stage() -> None:
@@ -320,6 +330,8 @@ def test_calibration_seeds_every_stage() -> None:
         {"0.0": {"c_us": 1}},
         {"0": {"c_us": 1, "b_us": 0, "a_us": 0, "g_us": 0}},
         {"0.0": {"c_us": float("nan"), "b_us": 0, "a_us": 0, "g_us": 0}},
+        {"0.0": {"c_us": 1, "b_us": 1e16, "a_us": 0, "g_us": 0}},
+        {"0.0": {"c_us": 1, "b_us": 10**400, "a_us": 0, "g_us": 0}},
         {"0.0": 7},
         {"0.0": {"c_us": 1, "b_us": 0, "a_us": 0, "g_us": 0, "served": {"engine": "torch"}}},
         ["0.0"],

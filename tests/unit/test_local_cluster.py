@@ -39,3 +39,13 @@ async def test_controller_plans_by_its_own_defaults_when_the_plan_says_nothing(
 ) -> None:
     told = await started_with(LocalPlan("emulated", "emulated"), tmp_path, monkeypatch)
     assert not {"--policy", "--mode", "--fills", "--min-wave-tokens", "--model-file"} & set(told)
+
+
+async def test_only_the_last_lifes_words_are_told_when_a_process_ends_at_once(tmp_path: Path) -> None:
+    """Logs are added to: what an earlier cluster said there is not why this one does not start."""
+    (tmp_path / "controller.log").write_text("error: what went wrong yesterday\n")
+    local = LocalCluster(LocalPlan("emulated", "emulated"), tmp_path)
+    child = await local._spawn("controller", ["wavepp_controller", "--policy", "guess"])
+    await child.process.wait()
+    assert "guess" in child.tail()
+    assert "yesterday" not in child.tail()

@@ -84,6 +84,18 @@ def test_every_message_takes_half_a_round() -> None:
     assert (one.admitted_at or 0.0) - one.at == pytest.approx(6 * 0.001 + 64e-5)
 
 
+def test_who_becomes_ready_in_a_pause_shares_the_next_round_when_something_runs() -> None:
+    """The first round takes from 15 to 25 ms and is followed by as long a pause; both that become ready in it, at 27
+    and at 33 ms, share the round at 35 ms, and hear at 50 ms that they are admitted."""
+    asked = [Arrival(at_s, cold(f"p{number}", 256)) for number, at_s in enumerate((0.0, 0.012, 0.018))]
+    run = played(FLAT, Trace("pause", tuple(asked)), replace(FREE, round_s=0.010))
+    assert [one.admitted_at - one.at for one in run.asked.values() if one.admitted_at is not None] == [
+        pytest.approx(0.030),
+        pytest.approx(0.050 - 0.012),
+        pytest.approx(0.050 - 0.018),
+    ]
+
+
 def test_prompts_that_are_sent_at_once_come_one_after_the_other() -> None:
     """Each takes 64 ms to be read; the first is announced in another 32 ms and fills a wave alone."""
     overheads = replace(FREE, intake_token_s=1e-3, announce_token_s=5e-4)
@@ -282,6 +294,8 @@ def test_capacity_is_told_when_a_tail_is_given(device: str, tmp_path: Path) -> N
     assert [one["replicas"] for one in json.loads(told.stdout)["tried"]] == [1, 2]
     assert json.loads(told.stdout)["replicas"] == 2
     assert run(*asked, "--replicas", "1").exit_code == 1
+    loose = run("--profile", device, "--trace", str(trace), "--p95-s", "9", "--policy", "fixed")
+    assert loose.stdout.splitlines()[-1] == "1 replica holds a p95 completion of 9 s"
 
 
 def test_words_name_what_was_asked(device: str) -> None:
@@ -290,9 +304,51 @@ def test_words_name_what_was_asked(device: str) -> None:
     assert "short_cold, 2 at once on 1 x flat, overlapped+adaptive" in told.stdout
 
 
+@pytest.mark.parametrize(("asked", "requests"), [(("--requests", "7"), 7), ((), 256)])
+def test_as_many_arrivals_are_played_as_asked_for_when_a_rate_is_given(
+    device: str, asked: tuple[str, ...], requests: int
+) -> None:
+    load = ("--family", "short_cold", "--prompt-tokens", "64", "--rate", "5")
+    result = json.loads(run("--profile", device, *load, *asked, "--json").stdout)
+    assert (result["requests"], result["failed"]) == (requests, 0)
+    assert result["arrivals_of_bound"] < 1
+
+
+def test_arrivals_beyond_the_bound_are_told_when_a_rate_exceeds_it(device: str) -> None:
+    """A wave of 64 tokens takes 100 ms: twenty prompts a second are about twice what can be done, and two a fifth."""
+    load = ("--profile", device, "--family", "short_cold", "--prompt-tokens", "64", "--seconds", "20", "--rate")
+    assert "arrivals exceed what the slowest stage can do (" in run(*load, "20").stdout
+    assert "exceed" not in run(*load, "2").stdout
+
+
+def test_a_closed_loop_is_past_its_first_round_when_nobody_says_how_long() -> None:
+    """The default number of requests gives the same answer as many more."""
+
+    def throughput(measured: int | None) -> Any:
+        load = Load(SHAPED, config_of(SHAPED, "adaptive", "overlapped"), FREE, 1)
+        return summarise(SHAPED, load.play(small("mixed", 2), measured))
+
+    default = throughput(None)
+    assert default["measured_s"] >= 10 or default["requests"] >= 16 * 64
+    assert default["input_tokens_per_s"] == pytest.approx(throughput(200)["input_tokens_per_s"], rel=0.02)
+
+
+def test_seconds_are_measured_when_a_closed_loop_is_given_them(device: str) -> None:
+    load = ("--profile", device, "--family", "short_cold", "--prompt-tokens", "64", "--concurrency", "4")
+    result = json.loads(run(*load, "--seconds", "3", "--json").stdout)
+    assert result["measured_s"] == pytest.approx(3, abs=0.3)
+
+
+def test_a_shipped_profile_is_planned_when_it_is_named() -> None:
+    told = run("--profile", "glm_5_2_pp4", "--family", "suffix4k", "--concurrency", "1", "--requests", "2")
+    assert told.exit_code == 0
+    assert "on 1 x glm_5_2_pp4" in told.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
+        (("--profile", "nothing", "--family", "mixed"), "neither a file nor one of glm_5_2_pp4"),
         ((), "either"),
         (("--family", "nothing"), "no family"),
         (("--family", "mixed", "--prompt-tokens", "5"), "no length"),

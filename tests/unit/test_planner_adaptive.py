@@ -177,6 +177,43 @@ def test_wave_is_not_filled_up_when_reading_the_prefix_again_costs_more_than_it_
     assert shape(policy(GLM).plan(view(many)).rows) == [("r0", 115_200, 12_800, True)]
 
 
+def lonely() -> AdaptivePolicy:
+    """Six requests came 10 s apart, and nobody followed the end of one."""
+    planner = policy()
+    for number in range(6):
+        planner.plan(view([lane(f"lonely{number}", 0, 64)], now=10.0 * number))
+        row = replace(flying([64])[0].rows[0], final=True)
+        planner.observe(daemon(3), (row,), 0, StageTimes(compute_us=10_640), 10.0 * number + 1.0)
+    return planner
+
+
+def test_waves_are_cut_for_the_mean_completion_when_nobody_follows_those_who_ended() -> None:
+    """Four of 100 ms behind each other: 2.5 of them wait for each wave's c of 10 ms, so sqrt(10 * 400 * 2.5 / 4 / 3)
+    = 29 ms are best, 2,887 tokens; 10,000 are three near-equal waves of about that. Clients in a loop: 80 ms."""
+    four = [lane(f"r{number}", 0, 10_000) for number in range(4)]
+    assert shape(lonely().plan(view(four, FREE, now=100.0)).rows) == [("r0", 0, 3_328, False)]
+    assert shape(policy().plan(view(four, FREE, now=100.0)).rows) == [("r0", 0, 10_000, True)]
+
+
+def test_small_wave_waits_for_nobody_when_nobody_follows_those_who_ended() -> None:
+    assert lonely().plan(view(lanes(1_000), FREE, now=100.0, more_soon=True)).rows
+
+
+def test_request_that_fits_in_whole_goes_before_part_of_a_longer_one_when_nobody_follows() -> None:
+    """There is plenty of work, so the rest of the wave is filled up; but first with those who end in it."""
+    queue = [lane("a", 0, 1_000), lane("b", 0, 160_000), lane("c", 0, 5_000)]
+    wave = shape(lonely().plan(view(queue, FREE, now=100.0)).rows)
+    assert [name for name, *_ in wave] == ["a", "c", "b"]
+    assert [name for name, *_ in shape(policy().plan(view(queue, FREE, now=100.0)).rows)] == ["a", "b"]
+
+
+def test_answer_to_wait_is_given_again_when_nothing_has_changed() -> None:
+    planner = policy()
+    first = planner.plan(view(lanes(1_000), EIGHT))
+    assert planner.plan(view(lanes(1_000), EIGHT, now=0.1)) is first
+    assert planner.plan(view(lanes(1_000, 1_000), EIGHT, now=0.1)) is not first
+
+
 EIGHT = tuple(replace(one, rows=tuple(replace(row, final=True) for row in one.rows)) for one in flying([2_048] * 8))
 """A full wave in which eight prompts end: eight more will come. It takes stage 0 from 0 to 173.84 ms."""
 

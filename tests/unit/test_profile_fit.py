@@ -134,6 +134,14 @@ def test_cells_are_read_when_written_flat_or_in_parts() -> None:
         ("[]", "at least one entry"),
         ('[{"family": "f"}]', "cell 0 is wrong: KeyError"),
         ("[3]", "cell 0 is wrong"),
+        ("[" * 100_000, "no JSON"),
+        ('[{"family":"f","input_tokens":Infinity,"cached_tokens":0,"c":1,"tokens_per_s":1}]', "OverflowError"),
+        ('[{"family":"f","input_tokens":1000000000,"cached_tokens":0,"c":1,"tokens_per_s":1}]', "number out of"),
+        ('[{"family":"f","input_tokens":9,"cached_tokens":0,"c":1,"tokens_per_s":1e-320}]', "number out of"),
+        (
+            '[{"family":"f","input_tokens":9,"cached_tokens":0,"share":Infinity,"c":1,"tokens_per_s":1}]',
+            "number out of",
+        ),
         ('[{"family":"f","input_tokens":9,"cached_tokens":9,"c":1,"tokens_per_s":1}]', "cell 0 has a number out of"),
         ('[{"family":"f","input_tokens":9,"cached_tokens":0,"c":1,"tokens_per_s":0}]', "cell 0 has a number out of"),
         ('[{"family":"f","parts":[],"c":1,"tokens_per_s":1}]', "cell 0 has a number out of"),
@@ -174,6 +182,8 @@ def test_shipped_profiles_are_the_papers_three_when_listed() -> None:
     [
         ({"pool_blocks": 0}, "pool_blocks"),
         ({"copy_us": -1.0}, "copy_us"),
+        ({"copy_us": 10**400}, "copy_us"),
+        ({"costs": {"a_us": 1e300}}, "a_us"),
         ({"host_pool_blocks": 1.5}, "host_pool_blocks"),
         ({"state_slots": True}, "state_slots"),
     ],
@@ -195,6 +205,8 @@ def test_profile_is_refused_by_name_when_a_stage_is_out_of_range(change: dict[st
         ({"lanes": 129}, "lanes"),
         ({"stages": []}, "stages"),
         ({"unknown": 1}, "profile"),
+        ({"name": 5}, "name"),
+        ({"provenance": [1]}, "provenance"),
     ],
 )
 def test_profile_is_refused_by_name_when_a_field_is_out_of_range(change: dict[str, object], field: str) -> None:

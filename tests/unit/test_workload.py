@@ -110,8 +110,28 @@ def test_a_trace_is_cut_and_sped_up() -> None:
     assert faster.arrivals[0].prompt == trace.arrivals[0].prompt
 
 
-@pytest.mark.parametrize("line", ["nonsense", "{}", "[]", _line(0, 600, [1]), _line(0, 0, [])])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "nonsense", "{}", "[]", "[" * 100_000, _line(0, 600, [1]), _line(0, 0, []),
+        '{"timestamp": NaN, "input_length": 9, "hash_ids": [1]}',
+        '{"timestamp": -1, "input_length": 9, "hash_ids": [1]}',
+        '{"timestamp": 1e308, "input_length": 9, "hash_ids": [1]}',
+        '{"timestamp": 0, "input_length": Infinity, "hash_ids": [1]}',
+        '{"timestamp": 0, "input_length": 9, "hash_ids": [Infinity]}',
+    ],
+)  # fmt: skip
 def test_a_line_is_refused_by_number_when_it_is_no_request(line: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         workload.mooncake("m", [_line(0, 512, [1]), line])
     assert ("value", "2") in [(name, str(value)) for name, value in refused.value.info().fields]
+
+
+@pytest.mark.parametrize(
+    ("rate", "seconds"),
+    [(float("inf"), 1.0), (float("nan"), 1.0), (0.0, 1.0), (1.0, float("inf")), (1.0, float("nan")), (1e9, 60.0)],
+)
+def test_arrivals_are_refused_when_they_would_never_end(rate: float, seconds: float) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        workload.poisson(workload.family("short_cold", "glm", 1), rate, seconds)
+    assert ("field", "rate") in refused.value.info().fields

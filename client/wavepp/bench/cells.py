@@ -16,6 +16,8 @@ from wavepp_proto.errors import InvalidRequest
 from wavepp_proto.workload import Family, Part, Prompt, Trace
 
 MOST_SLOTS = 128
+LEAST_RATE = 1e-6
+"""Requests per second; slower ones would never come."""
 POISSON_WARMUP = 10
 """One in so many Poisson arrivals comes before the measured part."""
 
@@ -79,13 +81,14 @@ class Cell:
                 field="concurrency", value=self.concurrency, limit=MOST_SLOTS,
             )  # fmt: skip
         for name, value in (("rate", self.rate), ("speed", self.speed), ("minutes", self.minutes)):
-            if value is not None and not 0 < value < float("inf"):
-                raise InvalidRequest(f"{name} must be over 0, got {value}", field=name, value=value, limit=0)
+            if value is not None and not LEAST_RATE <= value < float("inf"):
+                message = f"{name} must be at least {LEAST_RATE:g}, got {value}"
+                raise InvalidRequest(message, field=name, value=value, limit=LEAST_RATE)
         if not 0 < self.scale <= 1:
             raise InvalidRequest(f"scale must be in (0, 1], got {self.scale}", field="scale", value=self.scale, limit=1)
         if self.trace is None:
             self.source()
-        elif not Path(self.trace).is_file():
+        elif not _is_file(Path(self.trace)):
             raise InvalidRequest(f"no trace file {self.trace}", field="trace", value=self.trace)
 
     def source(self) -> Family:
@@ -102,7 +105,7 @@ class Cell:
         assert self.rate is not None
         if self.requests is None:
             return workload.poisson(self.source(), self.rate, self.seconds)
-        return _poisson_of(self.source(), self.rate, self.requests + self.warmup_of(self.requests))
+        return workload.first_arrivals(self.source(), self.rate, self.requests + self.warmup_of(self.requests))
 
     def warmup_of(self, arrivals: int) -> int:
         """Requests before the measured part, of so many in an open loop."""
@@ -156,16 +159,6 @@ def _blocks(tokens: float, block_tokens: int) -> int:
     return max(1, int(tokens / block_tokens)) * block_tokens
 
 
-def _poisson_of(source: Family, rate: float, requests: int) -> Trace:
-    """The first so many arrivals; the horizon is doubled until it holds them."""
-    horizon = requests / rate
-    while True:
-        found = workload.poisson(source, rate, horizon)
-        if len(found.arrivals) >= requests:
-            return replace(found, arrivals=found.arrivals[:requests])
-        horizon *= 2
-
-
 def _read(path: Path) -> Trace:
     try:
         with path.open(encoding="utf-8") as lines:
@@ -175,6 +168,13 @@ def _read(path: Path) -> Trace:
     if not read.arrivals:
         raise InvalidRequest(f"no request in {path}", field="trace", value=str(path))
     return read
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name longer than any file's
+        return False
 
 
 def _at_least(name: str, value: float | None, least: float) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,9 @@ class Store:
             found = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise InvalidRequest(f"cannot read {path}: {error}", field="out", value=str(path)) from error
-        if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+        if not _is_cell(found):
             raise InvalidRequest(f"{path} holds no measured cell", field="out", value=str(path), limit=SCHEMA)
         differing = [key for key in settings if found["settings"].get(key) != settings[key]]
         if differing:
@@ -48,10 +49,26 @@ class Store:
         self.write(self._path(document["name"]), document)
 
     def write(self, path: Path, document: Document) -> None:
-        """All of it, or nothing."""
+        """All of it, or nothing. Raises InvalidRequest if the disk does not take it."""
+        text = json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n"
         partial = path.with_name(f"{path.name}.partial")
-        partial.write_text(json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n", encoding="utf-8")
-        os.replace(partial, path)
+        try:
+            partial.write_text(text, encoding="utf-8")
+            os.replace(partial, path)
+        except OSError as error:
+            with suppress(OSError):
+                partial.unlink()
+            raise InvalidRequest(f"cannot write {path}: {error.strerror}", field="out", value=str(path)) from error
 
     def _path(self, name: str) -> Path:
         return self.folder / "cells" / f"{name}.json"
+
+
+def _is_cell(found: Any) -> bool:
+    """Whether `done` can tell what was measured."""
+    return (
+        isinstance(found, dict)
+        and found.get("schema") == SCHEMA
+        and isinstance(found.get("settings"), dict)
+        and isinstance(found.get("unexpected_failures"), int)
+    )

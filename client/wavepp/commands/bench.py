@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from wavepp.bench.store import Document, Store
 
 T = TypeVar("T", int, float)
+MOST_SPEED_UP = 1e9
 
 
 def bench(
@@ -125,8 +126,11 @@ def bench(
     from wavepp.bench.running import Options
     from wavepp.bench.store import Store
     from wavepp_proto.errors import WaveppError
+    from wavepp_proto.limits import MAX_DEADLINE_MS
 
     try:
+        _in_range("deadline_s", deadline_s, MAX_DEADLINE_MS / 1000)
+        _in_range("speed_up", speed_up, MOST_SPEED_UP)
         like = Cell(
             lengths=lengths, prompt_tokens=prompt_tokens, seed=seed, scale=scale, speed=speed, minutes=minutes,
             requests=requests, seconds=seconds, warmup=warmup,
@@ -172,8 +176,11 @@ def bench(
 def _cells(like: Cell, family: str, concurrency: str, rate: str | None, trace: Path | None) -> list[Cell]:
     """What the options ask for. Raises InvalidRequest naming the first that cannot be."""
     from wavepp.bench.cells import arriving, closed, replayed
+    from wavepp_proto.errors import InvalidRequest
 
     families = [name.strip() for name in family.split(",") if name.strip()]
+    if not families and trace is None:
+        raise InvalidRequest("name a family", field="family", value=family)
     if trace is not None:
         cells = [replayed(trace, like)]
     elif rate is not None:
@@ -192,6 +199,14 @@ def _numbers(field: str, text: str, kind: Callable[[str], T]) -> list[T]:
         return [kind(part) for part in text.split(",")]
     except ValueError:
         raise InvalidRequest(f"{field} must be numbers with commas between, got {text!r}", field=field) from None
+
+
+def _in_range(field: str, value: float, most: float) -> None:
+    from wavepp_proto.errors import InvalidRequest
+
+    if not 0 < value <= most:
+        message = f"{field} must be over 0 and at most {most:g}, got {value}"
+        raise InvalidRequest(message, field=field, value=value, limit=most)
 
 
 def _reasons(text: str) -> frozenset[str]:

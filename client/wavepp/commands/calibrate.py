@@ -55,12 +55,14 @@ def calibrate(
 ) -> None:
     """Send prompts of several lengths, cold and behind cached prefixes, through an idle pipeline; fit its stages."""
     from wavepp import AsyncClient
+    from wavepp._paths import check_file, write_file
 
     async def work() -> None:
+        check_file("out", out)
         secure = security(tls_ca, tls_cert, tls_key, tls_server_name)
         async with AsyncClient(address_of(controller), tls=secure) as client:
             profile, fits = await measure(client, pipeline, name or out.stem, longest, repeats, seed)
-        out.write_text(profile.to_json())
+        write_file("out", out, profile.to_json())
         _show(profile, fits)
 
     run(work())

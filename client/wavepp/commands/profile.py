@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from wavepp_proto.limits import MAX_STAGES
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -36,7 +38,7 @@ def list_profiles() -> None:
 
 @app.command()
 def path(name: Name) -> None:
-    """Where a profile lies, as --model "emulated:profile=$(wavepp profile path NAME)" needs it."""
+    """Where a profile lies; `wavepp stage --model emulated:profile=FILE` wants it, the others take names."""
     from wavepp import profiles
 
     typer.echo(_typed(lambda: profiles.path_of(name)))
@@ -57,16 +59,8 @@ def show(name: Name) -> None:
         highlight=False,
     )
     out.print(_stages(profile))
-    told = profile.provenance
-    for key in ("figures", "devices", "method"):
-        if key in told:
-            out.print(f"{key}: {told[key]}", highlight=False, markup=False)
-    for key in ("sources", "assumed"):
-        for line in told.get(key, ()):
-            out.print(f"{key}: {line}", highlight=False, markup=False)
-    rest = told.get("residuals", ())
-    if rest:
-        out.print(_fractions(rest))
+    for line in _typed(lambda: _provenance(profile)):
+        out.print(line, highlight=False, markup=False)
 
 
 @app.command()
@@ -83,7 +77,10 @@ def fit(
         ),
     ] = None,
     stages: Annotated[
-        int, typer.Option("--stages", envvar="WAVEPP_STAGES", min=1, help="Equal stages, where there is no --base.")
+        int,
+        typer.Option(
+            "--stages", envvar="WAVEPP_STAGES", min=1, max=MAX_STAGES, help="Equal stages, where there is no --base."
+        ),
     ] = 4,
     shares: Annotated[
         str | None,
@@ -121,6 +118,7 @@ def fit(
     """Fit the coefficients of the stages so that no measured cell exceeds its bound; print what is left over."""
     from rich.console import Console
 
+    from wavepp._paths import write_file
     from wavepp.profile_fit import read_cells, weights_us
 
     measured = _typed(lambda: read_cells(_read(cells)))
@@ -129,7 +127,7 @@ def fit(
     least = weights_us(weights_gb * 1e9, len(start.stages), bandwidth_gbs * 1e9) if least_c_us is None else least_c_us
     profile = _typed(lambda: _fitted(start, measured, weight, least, str(cells)))
     _typed(profile.check)
-    out.write_text(profile.to_json())
+    _typed(lambda: write_file("out", out, profile.to_json()))
     shown = Console()
     shown.print(_stages(profile))
     shown.print(_fractions(profile.provenance["residuals"]))
@@ -223,6 +221,21 @@ def _stages(profile: Profile) -> Table:
             str(stage.pool_blocks), str(stage.host_pool_blocks), str(stage.state_slots),
         )  # fmt: skip
     return table
+
+
+def _provenance(profile: Profile) -> list[str | Table]:
+    """What a profile says of itself. Raises InvalidRequest where somebody wrote something else there."""
+    from wavepp_proto.errors import InvalidRequest
+
+    told = profile.provenance
+    try:
+        said: list[str | Table] = [f"{key}: {told[key]}" for key in ("figures", "devices", "method") if key in told]
+        said += [f"{key}: {line}" for key in ("sources", "assumed") for line in told.get(key, ())]
+        if rest := told.get("residuals"):
+            said.append(_fractions(rest))
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidRequest(f"the provenance of {profile.name} is wrong: {error!r}", field="provenance") from error
+    return said
 
 
 def _fractions(rest: Sequence[dict[str, Any]]) -> Table:

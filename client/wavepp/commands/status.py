@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 def status(
     controller: Controller = None,
-    requests: Annotated[
-        bool, typer.Option("--requests/--no-requests", envvar="WAVEPP_REQUESTS", help="List live requests too.")
+    list_requests: Annotated[
+        bool,
+        typer.Option("--list-requests/--no-list-requests", envvar="WAVEPP_LIST_REQUESTS", help="Live requests too."),
     ] = False,
     watch: Annotated[
         bool, typer.Option("--watch/--no-watch", envvar="WAVEPP_WATCH", help="Again at every change, until Ctrl-C.")
@@ -40,7 +41,7 @@ def status(
         stub = admin_pb2_grpc.AdminStub(channel)
         try:
             if not watch:
-                reply = await stub.Status(admin_pb2.StatusRequest(requests=requests), timeout=5.0)
+                reply = await stub.Status(admin_pb2.StatusRequest(requests=list_requests), timeout=5.0)
                 _show(reply, as_json)
                 return _can_serve(reply)
             async for update in stub.Watch(admin_pb2.WatchStatusRequest(period_ms=1000)):

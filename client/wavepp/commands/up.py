@@ -127,6 +127,7 @@ def up(
     as_json: opt.Json = False,
 ) -> None:
     """Run etcd, a controller and all stages on this machine; Ctrl-C stops everything."""
+    from wavepp import profiles
     from wavepp._paths import check_writable, state_dir
     from wavepp.local_cluster import LocalPlan
     from wavepp_proto.errors import InvalidRequest, WaveppError
@@ -139,7 +140,7 @@ def up(
             message = "--tls-ca needs --tls-cert and --tls-key: every process here is a server too"
             raise InvalidRequest(message, field="tls_cert")
         plan = LocalPlan(
-            model=model, engine=opt.engine_of(engine, model), stages=stages, ranks=ranks,
+            model=profiles.in_preset(model), engine=opt.engine_of(engine, model), stages=stages, ranks=ranks,
             pool_blocks=_numbers("pool_blocks", pool_blocks),
             host_pool_blocks=_numbers("host_pool_blocks", host_pool_blocks),
             state_slots=_numbers("state_slots", state_slots),

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from wavepp_controller.core.stage_model import SEEDED_ERROR, StageModel, demand_of
 from wavepp_proto.errors import InvalidRequest
-from wavepp_proto.profile import Demand, Profile, StageCosts
+from wavepp_proto.profile import MAX_COST_US, Demand, Profile, StageCosts
 from wavepp_proto.terms import DaemonKey, MemberRecord, Row, StageTimes
 
 Place = tuple[int, int]
@@ -113,12 +113,13 @@ class LatencyModel:
                 stage, rank = (int(part) for part in name.split("."))
                 costs = StageCosts(*(_finite(said[part]) for part in ("c_us", "b_us", "a_us", "g_us")))
                 error = _finite(said.get("error", SEEDED_ERROR))
+                samples = int(_finite(said.get("samples", 0)))
                 served = _served(said["served"]) if "served" in said else None
-            except (ValueError, TypeError, KeyError, AttributeError) as wrong:
+            except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as wrong:
                 raise InvalidRequest(f"not a latency model: {wrong!r}", field="model_file", value=name) from wrong
             if (stage, rank) in self._stages:
                 continue
-            self._stages[stage, rank] = StageModel(costs, min(error, SEEDED_ERROR), seeded=True)
+            self._stages[stage, rank] = StageModel.seed(costs, min(error, SEEDED_ERROR), samples)
             if served is not None:
                 self._served[stage, rank] = served
 
@@ -139,6 +140,6 @@ def _served(said: Mapping[str, Any]) -> Served:
 
 def _finite(value: Any) -> float:
     number = float(value)
-    if not 0 <= number < float("inf"):
-        raise ValueError(f"{number} is no finite number >= 0")
+    if not 0 <= number <= MAX_COST_US:
+        raise ValueError(f"{number} is not within 0..{MAX_COST_US:g}")
     return number

@@ -4,8 +4,9 @@ Owns how long a wave should take, what of which lane goes into it, and how long 
 the order given. While the model is not to be believed, `mpu` plans.
 
 * A pipeline that has work enough gets full waves of M: filling costs nothing, every wave costs c.
-* One that has not gets as many waves as keep every stage busy until what has ended comes back (`target`), near-equal
-  in time; work that stands alone is cut where filling and c balance (`makespan.best_waves`).
+* Where nobody follows those who ended, latency counts: waves are cut so that those here end soonest (`_soonest`).
+* One that has not, with clients in a loop, gets as many waves as keep every stage busy until what has ended comes back
+  (`target`), near-equal in time; work that stands alone is cut where filling and c balance (`makespan.best_waves`).
 * A rest of a wave is filled with a part of a longer request only if that saves more of c than it reads prefix again.
 * A wave that is still small is sent when the slowest stage can begin with it, not before: company may come.
 """
@@ -15,8 +16,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, log
+from math import exp, log, sqrt
 
+from wavepp_controller.core.arrivals import Arrivals
 from wavepp_controller.core.flight_clock import FlightClock
 from wavepp_controller.core.latency_model import LatencyModel
 from wavepp_controller.core.makespan import best_waves, fewest_waves
@@ -44,6 +46,10 @@ MOST_STALE = 4
 """Times as many lanes as there are may be remembered: to sweep them out costs as much as to plan."""
 LEAST_WAIT_S = 0.001
 """Nothing waits for less: what is late moves its prediction along, and would be asked for without end."""
+MOST_WAITS = 16
+"""Nothing waits more often without a report: predictions that are late for so long say nothing."""
+MOST_SINCE = 1024
+"""Requests whose beginning is remembered: more than there are lanes."""
 AS_SLOW = 0.95
 """Part of the slowest stage's time from which on a stage counts as slow: the first such is never left idle."""
 CROWD_MEMORY = 8
@@ -94,6 +100,16 @@ class AdaptivePolicy:
         self._least, self._fills = min_wave_tokens, fills
         self._fallback = MpuPolicy(model, min_wave_tokens, fills)
         self._clock = FlightClock()
+        self._arrivals = Arrivals()
+        self._since: dict[HoldKey, float] = {}
+        """When requests that have not ended were first seen; the newest MOST_SINCE of them."""
+        self._last_stage = -1
+        self._waiting: tuple[PlanView, Decision] | None = None
+        """The last answer, if it was to wait and nothing was reported since."""
+        self._waits = 0
+        """Answers to wait since the last report or wave."""
+        self._dated = True
+        """Who comes is seen when it comes: the ring has room."""
         self._flights: dict[WaveOrdinal, _Flying] = {}
         self._seen: dict[HoldKey, _Seen] = {}
         self._usual: deque[Chunk] = deque(maxlen=USUAL_MEMORY)
@@ -109,9 +125,15 @@ class AdaptivePolicy:
 
     def observe(self, key: DaemonKey, rows: Sequence[Row], void_bitmap: int, times: StageTimes, now: float) -> None:
         self._clock.reported(key, now)
+        self._waiting, self._waits = None, 0
+        if key.stage == self._last_stage and key.rank == 0:
+            self._end([row.key for row in rows if row.final], now)
         self._fallback.observe(key, rows, void_bitmap, times, now)
 
     def plan(self, view: PlanView) -> Decision:
+        if self._waiting is not None and _unchanged(*self._waiting, view):
+            return self._waiting[1]
+        self._waiting = None
         self._remember(view)
         if not self._model.believed(view.stages):
             decision = self._fallback.plan(view)
@@ -119,13 +141,20 @@ class AdaptivePolicy:
             return decision
         ahead = _ahead(view.lanes)
         costs = self._model.slowest(ahead)
-        loop = self._loop(view, costs, ahead)
-        target = self._target(view, costs, ahead, loop)
-        others = self._crowd > len(view.lanes) + 0.5
-        rows, took = TimeBudget(view, costs, target, loop, others).fill()
+        if self._arrivals.looped:
+            loop = self._loop(view, costs, ahead)
+            target = self._target(view, costs, ahead, loop)
+            others = self._crowd > len(view.lanes) + 0.5
+        else:
+            loop, others = costs.demand_us(ahead), False
+            target = self._soonest(view, costs, loop)
+        rows, took = TimeBudget(view, costs, target, loop, others, not self._arrivals.looped).fill()
         until = self._hold(view, rows, took, target, costs)
-        if until is not None:
-            return Decision(wait_until=until)
+        if until is not None and self._waits < MOST_WAITS:
+            self._waits += 1
+            self._waiting = (view, Decision(wait_until=until))
+            return self._waiting[1]
+        self._waits = 0
         if self._held is not None:
             self._hope = 1.0 if len(rows) > self._held[2] else max(LEAST_HOPE, self._hope / 2)
             self._held = None
@@ -139,18 +168,31 @@ class AdaptivePolicy:
 
     def _remember(self, view: PlanView) -> None:
         """Forget what is over; learn how much work a request is, and how many there are."""
+        self._last_stage = view.stages - 1
         known = self._flights
         self._flights = {one.ordinal: known.get(one.ordinal) or _Flying(one.rows) for one in view.in_flight}
         seen = self._seen
         came = [lane for lane in view.lanes if lane.key not in seen]
+        chunks = [(lane.start, lane.prompt_tokens - lane.start) for lane in came]
+        self._arrivals.came(chunks, view.now, dated=self._dated)
+        self._dated = len(view.in_flight) + 1 < view.ring
         if came:
-            self._usual.extend([(lane.start, lane.prompt_tokens - lane.start) for lane in came])
+            self._usual.extend(chunks)
+            self._since.update([(lane.key, view.now) for lane in came])
+            while len(self._since) > MOST_SINCE:
+                del self._since[next(iter(self._since))]  # the oldest: cancelled long ago, most likely
             seen.update([(lane.key, _Seen(lane.start)) for lane in came])
             for one in seen.values():
                 one.burst = None  # it does not stand alone any more
         if len(seen) > MOST_STALE * len(view.lanes) + USUAL_MEMORY:
             self._seen = {lane.key: seen[lane.key] for lane in view.lanes}
         self._crowd = max(self._crowd, self._count(view))
+
+    def _end(self, keys: Sequence[HoldKey], now: float) -> None:
+        for key in keys:
+            if (since := self._since.pop(key, None)) is not None:
+                self._arrivals.took(now - since)
+        self._arrivals.ended(len(keys), now)
 
     def _count(self, view: PlanView) -> int:
         return len(view.lanes) + sum(one.finals for one in self._flights.values())
@@ -177,6 +219,20 @@ class AdaptivePolicy:
         spread = view.stages + SLACK_WAVES
         loop = min(total / spread, max(0.0, others) / (spread - 1.0)) if spread > 1.0 else total
         return max(alone, loop)
+
+    def _soonest(self, view: PlanView, costs: StageCosts, work: float) -> float:
+        """The time of waves after which requests end soonest on average, if nobody comes back because of it.
+
+        A wave of T more makes each request end (P - 1) T later; each of the `work` / T waves costs c, which half of the
+        lanes (those behind it) and everybody who comes before all is done must wait for.
+        """
+        head, lanes = view.lanes[0], len(view.lanes)
+        seen = self._seen[head.key]
+        again = costs.g_us * seen.begun
+        if view.stages == 1:
+            return max(work, seen.cut)
+        behind = (lanes + 1) / 2 + self._arrivals.later(work, costs, view.now)
+        return max(seen.cut, again + sqrt((costs.c_us + again) * work * behind / lanes / (view.stages - 1)))
 
     def _usual_us(self, costs: StageCosts) -> float:
         """Work of a request on its way back: the geometric mean of one round of the crowd, as a few long ones shall not
@@ -211,7 +267,7 @@ class AdaptivePolicy:
         send_at = self._begins(view, demand_of(rows)) - early
         if view.now + LEAST_WAIT_S < send_at:
             return send_at
-        if not small or not (view.more_soon or self._crowd - self._count(view) > MISSING):
+        if not small or not self._arrivals.looped or not (view.more_soon or self._crowd - self._count(view) > MISSING):
             return None
         key = rows[0].key
         if self._held is None or self._held[0] != key:
@@ -228,6 +284,17 @@ class AdaptivePolicy:
 
         free = self._clock.free_at(slowest, view.in_flight, wave_s, view.now)
         return free - sum(took[:slowest]) / 1e6
+
+
+def _unchanged(seen: PlanView, answer: Decision, view: PlanView) -> bool:
+    """Whether a view asks for what was answered already: events that concern nothing planned come many a wave."""
+    return (
+        answer.wait_until is not None
+        and view.now < answer.wait_until
+        and view.more_soon == seen.more_soon
+        and view.in_flight == seen.in_flight
+        and view.lanes == seen.lanes
+    )
 
 
 def _ahead(lanes: Sequence[Lane]) -> Demand:

@@ -48,6 +48,14 @@ BELIEVED_ERROR = 0.15
 """Most relative error of recent predictions that one may plan with."""
 SEEDED_ERROR = 0.1
 """Error of coefficients that nobody has judged yet."""
+SEED_WAVES = tuple(
+    Demand(1.0, tokens, tokens * (prefix + tokens / 2), prefix)
+    for tokens, prefix in ((1, 0), (256, 0), (2_048, 0), (8_192, 0), (16_384, 0), (4_096, 65_536), (16_384, 131_072))
+)
+"""Waves of all shapes that a seed counts as reports of: the first real ones correct it, and do not replace it. A tiny
+wave alone would put all that it was off by into the time of a token."""
+SEED_WEIGHT = 0.25
+"""...each as a part of a report: a seed that is wrong is outweighed soon."""
 
 
 def demand_of(rows: Iterable[Row], void_bitmap: int = 0) -> Demand:
@@ -79,6 +87,15 @@ class StageModel:
     _eager_until: int = YOUNG
     """Number of samples up to which every report is fitted."""
 
+    @classmethod
+    def seed(cls, costs: StageCosts, error: float, samples: int = 0) -> StageModel:
+        """Coefficients from elsewhere (a calibration, an earlier life with so many `samples`), to be corrected."""
+        model = cls(costs, max(0.0, error), samples, seeded=True)
+        for demand in SEED_WAVES:
+            if (took_us := costs.demand_us(demand)) > 0.0:
+                model._add(demand, took_us, took_us, SEED_WEIGHT)
+        return model
+
     @property
     def believed(self) -> bool:
         return self.error <= BELIEVED_ERROR and (self.seeded or self.samples >= FIRST_FIT)
@@ -100,7 +117,7 @@ class StageModel:
     def scaled(self, factor: float) -> StageModel:
         """What to believe of a daemon with so many times the layers, until it has reported."""
         costs = StageCosts(*(factor * value for value in asdict(self.costs).values()))
-        return StageModel(costs, max(SEEDED_ERROR, min(self.error, 1.0)), seeded=True)
+        return StageModel.seed(costs, max(SEEDED_ERROR, min(self.error, 1.0)))
 
     def _judge(self, wrong: float) -> None:
         """Note how wrong a prediction was; when that is no longer to be believed, the past says little."""

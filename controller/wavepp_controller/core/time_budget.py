@@ -33,6 +33,8 @@ class TimeBudget:
     """All the work that there usually is, on its way back included."""
     others: bool
     """Others than the lanes are usually there: they fill up what the last wave of a request leaves."""
+    whole_first: bool = False
+    """Who fits in whole goes before the parts of who does not: it ends a wave earlier, and they end no later."""
 
     def fill(self) -> tuple[tuple[Row, ...], float]:
         """Rows of the wave, and its time; the first lane always advances."""
@@ -43,18 +45,38 @@ class TimeBudget:
         if row is None:
             raise InternalError("not one block fits into an empty wave", field="wave_tokens", value=view.wave_tokens)
         rows, took = [row], costs.chunk_us(row.start, row.length)
+        linear, pairs, prefix = costs.b_us, costs.a_us, costs.g_us
+        longer: list[Lane] = []
         for lane in view.lanes[1:]:
-            if not budget.tokens or not budget.rows or took >= target:
+            if took >= target or not budget.tokens or not budget.rows:
                 break
-            start, rest = lane.start, lane.prompt_tokens - lane.start
-            adds = costs.chunk_us(start, rest)
-            fits = rest <= budget.tokens and adds <= 2.0 * (target - took)
-            most = rest if fits else self._part(lane, took, budget.tokens)
-            row = budget.try_add(lane, most) if most else None
+            start = lane.start
+            rest = lane.prompt_tokens - start
+            adds = linear * rest + pairs * (start * rest + rest * rest / 2) + prefix * start  # chunk_us: no call a lane
+            if rest > budget.tokens or adds > 2.0 * (target - took):
+                if self.whole_first:
+                    longer.append(lane)
+                else:
+                    took += self._add_part(lane, budget, rows, took)
+                continue
+            row = budget.try_add(lane)
             if row is not None:
                 rows.append(row)
                 took += adds if row.length == rest else costs.chunk_us(start, row.length)
+        for lane in longer:
+            if took >= target or not budget.tokens or not budget.rows:
+                break
+            took += self._add_part(lane, budget, rows, took)
         return tuple(rows), took
+
+    def _add_part(self, lane: Lane, budget: WaveBudget, rows: list[Row], took: float) -> float:
+        """Add a part of the lane to `rows`, if that pays; its time."""
+        most = self._part(lane, took, budget.tokens)
+        row = budget.try_add(lane, most) if most else None
+        if row is None:
+            return 0.0
+        rows.append(row)
+        return self.costs.chunk_us(row.start, row.length)
 
     def _first(self, lane: Lane) -> int:
         """Tokens of the first row: the rest of its request in near-equal times, as many as come nearest to the target.

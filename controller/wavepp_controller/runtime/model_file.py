@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 from collections.abc import Callable, Mapping
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +38,18 @@ class ModelFile:
     def read(self) -> dict[str, Any]:
         """Models by pipeline; empty if there is no file yet. InvalidRequest if it is something else."""
         try:
+            if self._path.exists() and not self._path.is_file():
+                raise self._wrong(f"{self._path} is no file")
             text = self._path.read_text()
         except FileNotFoundError:
             return {}
         except OSError as error:
             raise self._wrong(f"cannot read {self._path}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise self._wrong(f"{self._path} is no text: {error}") from error
         try:
             document = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._wrong(f"{self._path} is no JSON: {error}") from error
         if isinstance(document, dict) and isinstance(document.get(MODELS), dict) and document.get("schema") == SCHEMA:
             return dict(document[MODELS])
@@ -73,8 +78,26 @@ class ModelFile:
 
     def _write(self, text: str) -> None:
         beside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        beside.write_text(text)
-        beside.replace(self._path)
+        for left in self._path.parent.glob(f".{escape(self._path.name)}.*"):
+            if left != beside and not _lives(left.suffix[1:]):  # a controller was killed while it wrote
+                left.unlink(missing_ok=True)
+        try:
+            beside.write_text(text)
+            beside.replace(self._path)
+        except OSError:
+            beside.unlink(missing_ok=True)
+            raise
 
     def _wrong(self, message: str) -> InvalidRequest:
         return InvalidRequest(message, field="model_file", value=str(self._path))
+
+
+def _lives(pid: str) -> bool:
+    """Whether such a process may be there; what is no number is nobody's of ours."""
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except (PermissionError, ValueError):
+        pass
+    return True

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 
 from wavepp_proto.profile import StageCosts
 
+LONGEST_S = 1e9
+"""A wait that only close() ends: decades, and no timer overflows."""
 LATE_S = 0.02
 """An executor that is later than this would have let any device run dry."""
 UNKNOWN_S = 0.001
@@ -58,7 +60,7 @@ class Stream:
         if seconds > 0.0:
             self._end = self._begin(started, ready_at) + seconds
             # A wait that only close() interrupts: it holds no interpreter lock and burns no CPU.
-            return not self._wait(max(0.0, self._end - self._clock()))
+            return not self._wait(min(LONGEST_S, max(0.0, self._end - self._clock())))
         return not self._closed.is_set()
 
     def _begin(self, started: float, ready_at: float) -> float:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,7 +130,8 @@ def _with_profile(file: str, numbers: dict[str, Any]) -> Preset:
     try:
         profile = Profile.from_json(Path(file).read_text())
     except (OSError, UnicodeDecodeError) as error:
-        raise EngineFault(f"cannot read the profile {file!r}: {error}", field="profile", value=file) from error
+        hint = "" if os.sep in file else f"; a stage wants a file: `wavepp profile path {file}` names a shipped one's"
+        raise EngineFault(f"cannot read the profile {file!r}{hint}: {error}", field="profile", value=file) from error
     sizes: dict[str, Any] = {
         "layers": profile.layers,
         "attention_every": profile.attention_every,
