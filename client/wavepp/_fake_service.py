@@ -92,18 +92,64 @@ class _PrefillService(prefill_pb2_grpc.PrefillServicer):
             await emit(Failed(request.request_id, error.info()))
 
     async def Run(self, request: prefill_pb2.RunRequest, context: Context) -> prefill_pb2.RunResponse:
+        try:
+            return await self._run(request)
+        except WaveppError as error:
+            await convert.abort(context, error)
+        raise AssertionError("abort raises")
+
+    async def RunMany(  # type: ignore[override]  # the generated signature knows no coroutine that writes
+        self, request_iterator: AsyncIterator[prefill_pb2.RunManyRequest], context: Context
+    ) -> None:
+        runs: dict[int, asyncio.Task[prefill_pb2.RunAnswer]] = {}
+        writing = asyncio.Lock()
+
+        async def answer(asked: prefill_pb2.NumberedRun) -> None:
+            runs[asked.number] = asyncio.ensure_future(self._answer_run(asked))
+            try:
+                answered = await runs[asked.number]
+            finally:
+                del runs[asked.number]
+            async with writing:
+                await context.write(prefill_pb2.RunManyResponse(answers=[answered]))
+
+        await context.send_initial_metadata(())
+        answering: set[asyncio.Task[None]] = set()
+        try:
+            async for message in request_iterator:
+                for number in message.cancels:
+                    if number in runs:
+                        runs[number].cancel()
+                for asked in message.runs:
+                    task = asyncio.create_task(answer(asked))
+                    answering.add(task)
+                    task.add_done_callback(answering.discard)
+            if answering:
+                await asyncio.wait(answering)
+        finally:
+            for task in answering:
+                task.cancel()
+
+    async def _answer_run(self, asked: prefill_pb2.NumberedRun) -> prefill_pb2.RunAnswer:
+        try:
+            return prefill_pb2.RunAnswer(number=asked.number, response=await self._run(asked.run))
+        except WaveppError as error:
+            return convert.refusal_to_pb(asked.number, error)
+
+    async def _run(self, request: prefill_pb2.RunRequest) -> prefill_pb2.RunResponse:
+        """The answer of a whole request; raises what it is refused with."""
         events: list[PrefillEvent] = []
 
         async def emit(event: PrefillEvent) -> None:
             events.append(event)
 
+        received = Received(convert.run_request_from_pb(request), frames=1)
+        answer = self._controller.receive(received)
         try:
-            received = Received(convert.run_request_from_pb(request), frames=1)
-            answer = self._controller.receive(received)
             await self._answered(received, answer, emit)
         except WaveppError as error:
             if not events or answer.error_as_status:
-                await convert.abort(context, error)
+                raise
             events.append(Failed(received.request.request_id, error.info()))
         admitted = next((event for event in events if isinstance(event, Admitted)), None)
         outcome = events[-1]
