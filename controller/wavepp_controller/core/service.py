@@ -83,8 +83,10 @@ class Service:
 
     def announce_rides(self, announced: HoldKey, targets: Iterable[DaemonKey], now: float) -> None:
         """Its announcement goes in front of the next round to `targets`: as good as acknowledged by them."""
-        for key in targets:
-            self._acked(key, announced, now)
+        request = self._announced(announced)
+        if request is not None:
+            request.current.unacked.difference_update(targets)
+            self._acked_by_all(request, now)
 
     def _refused(self, key: DaemonKey, announced: HoldKey, error: ErrorInfo, now: float) -> None:
         """Only this request fails, with what the daemon said; every other daemon lets go of it."""
@@ -102,9 +104,12 @@ class Service:
 
     def _acked(self, key: DaemonKey, announced: HoldKey, now: float) -> None:
         request = self._announced(announced)
-        if request is None:
-            return
-        request.current.unacked.discard(key)
+        if request is not None:
+            request.current.unacked.discard(key)
+            self._acked_by_all(request, now)
+
+    def _acked_by_all(self, request: Request, now: float) -> None:
+        """Unless somebody is still to acknowledge it."""
         if not request.current.unacked:
             request.advance(RequestInput.ALL_ACKED, now)
             self._book.ready(request)
