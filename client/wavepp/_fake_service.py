@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 
 from wavepp._fake_answer import Answer, Outcome, Received, Step
+from wavepp._fake_runs import serve_runs
 
 if TYPE_CHECKING:
     from wavepp.testing import FakeController
@@ -101,40 +102,8 @@ class _PrefillService(prefill_pb2_grpc.PrefillServicer):
     async def RunMany(  # type: ignore[override]  # the generated signature knows no coroutine that writes
         self, request_iterator: AsyncIterator[prefill_pb2.RunManyRequest], context: Context
     ) -> None:
-        runs: dict[int, asyncio.Task[prefill_pb2.RunAnswer]] = {}
-        writing = asyncio.Lock()
-
-        async def answer(asked: prefill_pb2.NumberedRun) -> None:
-            runs[asked.number] = asyncio.ensure_future(self._answer_run(asked))
-            try:
-                answered = await runs[asked.number]
-            finally:
-                del runs[asked.number]
-            async with writing:
-                await context.write(prefill_pb2.RunManyResponse(answers=[answered]))
-
         await context.send_initial_metadata(())
-        answering: set[asyncio.Task[None]] = set()
-        try:
-            async for message in request_iterator:
-                for number in message.cancels:
-                    if number in runs:
-                        runs[number].cancel()
-                for asked in message.runs:
-                    task = asyncio.create_task(answer(asked))
-                    answering.add(task)
-                    task.add_done_callback(answering.discard)
-            if answering:
-                await asyncio.wait(answering)
-        finally:
-            for task in answering:
-                task.cancel()
-
-    async def _answer_run(self, asked: prefill_pb2.NumberedRun) -> prefill_pb2.RunAnswer:
-        try:
-            return prefill_pb2.RunAnswer(number=asked.number, response=await self._run(asked.run))
-        except WaveppError as error:
-            return convert.refusal_to_pb(asked.number, error)
+        await serve_runs(request_iterator, context.write, self._run)
 
     async def _run(self, request: prefill_pb2.RunRequest) -> prefill_pb2.RunResponse:
         """The answer of a whole request; raises what it is refused with."""

@@ -117,14 +117,18 @@ async def test_one_run_is_cancelled_when_its_caller_leaves_and_the_others_go_on(
     assert (await client.prefill([1], request_id="r1")).first_token == 7
 
 
-async def test_run_is_never_sent_when_its_caller_leaves_before(controller: FakeController, client: AsyncClient) -> None:
+async def test_run_is_never_sent_when_its_caller_leaves_before(client: AsyncClient) -> None:
     await client.prefill([1])
-    run = asyncio.create_task(client.prefill([2], request_id="gone"))
+    assert client._wire is not None
+    stream = client._wire._runs._stream
+    assert stream is not None
+    stream._writer.cancel()
+    run = asyncio.create_task(client.prefill([2]))
     await asyncio.sleep(0)
+    assert len(stream._unsent) == 1
     run.cancel()
     await asyncio.wait([run])
-    await client.prefill([3])
-    assert "gone" not in {received.request.request_id for received in controller.requests}
+    assert (stream._unsent, stream._cancels, stream._waiting) == ({}, [], {})
 
 
 async def test_deadline_ends_one_run_when_the_controller_hangs(controller: FakeController) -> None:

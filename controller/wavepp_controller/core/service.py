@@ -62,16 +62,18 @@ class Service:
         """No request holds anything and no round is open."""
         return not self.admission.holders and not self.admission.round_open
 
-    def announce(self, request: Request, now: float) -> None:
-        """Describe a hashed request to every daemon, or end it if this formation cannot serve it."""
+    def announce(self, request: Request, now: float) -> bool:
+        """Describe a hashed request to every daemon, or end it if this formation cannot serve it. False: only once
+        they have acknowledged it something is possible."""
         if request.hashes is None or request.state is not RequestState.QUEUED:
-            return
+            return False
         error = self._unfit(request)
         if error is not None:
             self._book.fail(request, RequestInput.FAIL, error, now)
-            return
+            return False
         request.advance(RequestInput.ANNOUNCE, now)
         self._announce(request, request.hashes, now)
+        return False
 
     def acked(self, key: DaemonKey, ack: AnnounceAck, now: float) -> None:
         for announced in ack.behind:

@@ -18,7 +18,7 @@ from wavepp_proto.terms import RequestId
 from wavepp_proto.v1 import prefill_pb2 as pb
 
 RETRY_AFTER_MS = 100
-SLICE = 8
+SLICE = 4
 """Runs that are begun, or let go of, before others get their turn on the event loop."""
 
 Write = Callable[[pb.RunManyResponse], Awaitable[None]]
