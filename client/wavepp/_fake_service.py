@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 
 from wavepp._fake_answer import Answer, Outcome, Received, Step
+from wavepp._fake_runs import serve_runs
 
 if TYPE_CHECKING:
     from wavepp.testing import FakeController
@@ -92,18 +93,32 @@ class _PrefillService(prefill_pb2_grpc.PrefillServicer):
             await emit(Failed(request.request_id, error.info()))
 
     async def Run(self, request: prefill_pb2.RunRequest, context: Context) -> prefill_pb2.RunResponse:
+        try:
+            return await self._run(request)
+        except WaveppError as error:
+            await convert.abort(context, error)
+        raise AssertionError("abort raises")
+
+    async def RunMany(  # type: ignore[override]  # the generated signature knows no coroutine that writes
+        self, request_iterator: AsyncIterator[prefill_pb2.RunManyRequest], context: Context
+    ) -> None:
+        await context.send_initial_metadata(())
+        await serve_runs(request_iterator, context.write, self._run)
+
+    async def _run(self, request: prefill_pb2.RunRequest) -> prefill_pb2.RunResponse:
+        """The answer of a whole request; raises what it is refused with."""
         events: list[PrefillEvent] = []
 
         async def emit(event: PrefillEvent) -> None:
             events.append(event)
 
+        received = Received(convert.run_request_from_pb(request), frames=1)
+        answer = self._controller.receive(received)
         try:
-            received = Received(convert.run_request_from_pb(request), frames=1)
-            answer = self._controller.receive(received)
             await self._answered(received, answer, emit)
         except WaveppError as error:
             if not events or answer.error_as_status:
-                await convert.abort(context, error)
+                raise
             events.append(Failed(received.request.request_id, error.info()))
         admitted = next((event for event in events if isinstance(event, Admitted)), None)
         outcome = events[-1]

@@ -16,6 +16,7 @@ from wavepp_proto.terms import Admitted, Finished, PrefillRequest
 
 SUBMIT: Final = "wavepp.v1.Prefill/Submit"
 RUN: Final = "wavepp.v1.Prefill/Run"
+RUN_MANY: Final = "wavepp.v1.Prefill/RunMany"
 
 
 def outcome_facts(

@@ -18,7 +18,7 @@ from typing import Self
 from wavepp._prompt import pack
 from wavepp._request import with_tokens
 from wavepp._retry import Retrier
-from wavepp._span import RUN, SUBMIT, outcome_facts, reason_of
+from wavepp._span import RUN, RUN_MANY, SUBMIT, outcome_facts, reason_of
 from wavepp._tokenizer import Tokenizers, first_text
 from wavepp._types import PrefillResult, Tokenizer
 from wavepp._wire import Event, Submission, Wire
@@ -153,7 +153,6 @@ class PrefillStream:
                 await self._tokenize()
                 if len(self._request.token_ids) > limits.FRAME_BYTES:
                     return
-                self._method = RUN
                 pipeline, self._admitted, outcome = await self._shared.retrier.run(self._call, self._deadline_at)
             self._request = replace(self._request, pipeline=pipeline)
             if isinstance(outcome, Failed):
@@ -189,7 +188,9 @@ class PrefillStream:
 
     async def _call(self) -> tuple[PipelineId, Admitted | None, Finished | Failed]:
         """One try of the whole request; an error that is raised says that it was not accepted."""
-        return await self._shared.wire.run(self._timed())
+        request, wire = self._timed(), self._shared.wire
+        self._method = RUN_MANY if wire.shares_stream(request) else RUN
+        return await wire.run(request)
 
     async def _send(self) -> Event:
         """One try: a fresh stream, up to its first event."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import grpc.aio
 
+from wavepp._runs import CLOSED, Runs, UnknownMethodError
 from wavepp._status import ClusterStatus, cluster_status_from_pb
 from wavepp._types import Description
 from wavepp_proto import convert, limits
@@ -22,7 +23,6 @@ from wavepp_proto.terms import Admitted, Failed, Finished, PipelineId, PrefillRe
 from wavepp_proto.v1 import admin_pb2, admin_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 
 CALL_S: Final = limits.CALL_DEADLINE_MS / 1000
-CLOSED: Final = "the client was closed while the call was under way"
 
 Event = Queued | Admitted | Progress | Finished
 """What a stream yields. A failure is raised instead."""
@@ -34,6 +34,7 @@ class Wire:
     def __init__(self, address: str, security: ClientSecurity) -> None:
         self._channel = open_channel(address, security)
         self._prefill: prefill_pb2_grpc.PrefillAsyncStub = prefill_pb2_grpc.PrefillStub(self._channel)
+        self._runs = Runs(self._channel)
         self._admin: admin_pb2_grpc.AdminAsyncStub = admin_pb2_grpc.AdminStub(self._channel)
 
     def submit(self, request: PrefillRequest) -> Submission:
@@ -41,8 +42,15 @@ class Wire:
         with _typed_errors():
             return Submission(self._prefill.Submit(convert.submit_frames(request)))
 
+    def shares_stream(self, request: PrefillRequest) -> bool:
+        """Whether `run` sends this request on the stream of all short ones; it has a call of its own otherwise."""
+        return self._runs.take(request)
+
     async def run(self, request: PrefillRequest) -> tuple[PipelineId, Admitted | None, Finished | Failed]:
-        """The whole request as one call. Raises what it was refused with; what came of it later is returned."""
+        """The whole request at once. Raises what it was refused with; what came of it later is returned."""
+        if self.shares_stream(request):
+            with suppress(UnknownMethodError):
+                return await self._runs.run(request)
         with _typed_errors():
             response = await self._prefill.Run(convert.run_request_to_pb(request))
         return convert.run_response_from_pb(request.request_id, response)
@@ -75,6 +83,7 @@ class Wire:
 
     async def close(self) -> None:
         """Calls under way end with Cancelled."""
+        await self._runs.close()
         await self._channel.close()
 
 

@@ -30,6 +30,12 @@ MAX_LANES: Final = 128
 MAX_ROUND_ENTRIES: Final = 32
 MAX_ANNOUNCE_FRAMES: Final = 32
 """Frames in one Announce message: bounds what it keeps an event loop busy with."""
+MAX_STREAM_RUNS: Final = 1024
+"""Runs that one RunMany stream may have live: as many as may be queued."""
+MAX_STREAM_RUN_BYTES: Final = 64 * 1024
+"""Tokens of one of them: whatever is longer goes its own way, so that nobody waits behind it."""
+MAX_MESSAGE_RUNS: Final = 32
+"""Runs in one RunMany message: bounds what it keeps an event loop busy with."""
 MAX_TOP_LOGPROBS: Final = 64
 MIN_TEMPERATURE: Final = 1e-4
 """Smallest but 0, which is greedy: logits divided by a tinier one leave the range of a float."""

@@ -23,7 +23,7 @@ V1 = Path(__file__).resolve().parents[2] / "proto" / "wavepp_proto" / "v1"
 
 UNARY, TO, FROM, BOTH = "unary", "stream in", "stream out", "stream both"
 SERVICES = {
-    "Prefill": {"Submit": BOTH, "Cancel": UNARY, "Run": UNARY, "Describe": UNARY},
+    "Prefill": {"Submit": BOTH, "Cancel": UNARY, "Run": UNARY, "RunMany": BOTH, "Describe": UNARY},
     "Admin": {"Status": UNARY, "Watch": FROM, "DrainController": UNARY, "Reform": UNARY, "Audit": UNARY},
     "StageAdmission": {"Announce": BOTH, "PinReserve": BOTH, "Inventory": UNARY},
     "StageDigest": {"Watch": FROM},

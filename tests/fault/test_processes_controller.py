@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import time
 from functools import partial
@@ -10,7 +11,17 @@ from pathlib import Path
 import pytest
 
 from tests.harness.eventually import eventually
-from tests.harness.processes import BLOCK_TOKENS, LONG_TOKENS, SLOW, Processes, random_prompt, record_figure
+from tests.harness.processes import (
+    BLOCK_TOKENS,
+    LONG_TOKENS,
+    OUTCOME_S,
+    SLOW,
+    Processes,
+    answers,
+    random_prompt,
+    record_figure,
+)
+from wavepp import AsyncClient, RetryPolicy
 from wavepp.errors import ControllerUnavailable, Draining, FormationEnded, StageLost
 from wavepp_proto import limits
 
@@ -49,6 +60,27 @@ async def test_clients_are_told_and_a_new_controller_finds_nothing_held_when_the
         assert cluster.pids("controller") == others
         assert (await cluster.run(known).succeeds()).cached_tokens == 10 * BLOCK_TOKENS
         await cluster.run(runs[0].prompt).succeeds()
+
+
+async def test_runs_of_one_stream_end_typed_or_are_sent_again_when_the_controller_is_killed(tmp_path: Path) -> None:
+    policy = RetryPolicy(attempts=1000, first_delay=0.1, longest_delay=0.5, budget=10_000)
+    prompts = [random_prompt(seed, LONG_TOKENS) for seed in range(8)]
+    async with Processes(tmp_path, SLOW) as cluster, AsyncClient(cluster.address, retry=policy) as patient:
+        told = [asyncio.create_task(cluster.client.prefill(tokens)) for tokens in prompts]
+        again = [asyncio.create_task(patient.prefill(tokens, deadline=OUTCOME_S)) for tokens in prompts]
+
+        async def all_live() -> bool:
+            return len((await cluster.client.status(requests=True)).requests) == 2 * len(prompts)
+
+        await eventually(all_live)
+        cluster.signal("controller", signal.SIGKILL)
+        outcomes = await asyncio.gather(*told, return_exceptions=True)
+        assert {type(outcome) for outcome in outcomes} == {ControllerUnavailable}
+        await cluster.ended("controller")
+        await _stages_let_go(cluster)
+        await cluster.start_again("controller")
+        for run, tokens in zip(again, prompts, strict=True):
+            assert answers(await run, tokens)
 
 
 async def test_stages_let_go_and_form_again_when_the_controller_freezes_and_thaws(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from tests.harness.stage_core import B, hashes
 from wavepp_proto.hashing import HASH_BYTES
 from wavepp_stage.core.block_hashes import BlockHashes
 from wavepp_stage.core.block_pool import Blocks
-from wavepp_stage.core.block_tree import ROOT, RUN, BlockTree
+from wavepp_stage.core.block_tree import PIECE, ROOT, RUN, BlockTree
 from wavepp_stage.core.invariants import check_tree
 from wavepp_stage.core.tier import Nodes
 
@@ -178,11 +178,25 @@ def test_queue_stays_small_when_one_leaf_is_used_again_and_again() -> None:
     refs_of(tree)
 
 
+@pytest.mark.parametrize("pieces", [[1] * 150, [150], [7, 1, 8, 48, 63, 1, 2, 20], [63, 65, 22], [64, 64, 22]])
+def test_chain_is_every_node_in_order_however_it_grew(pieces: list[int]) -> None:
+    tree, hashed = BlockTree(150), random_hashes(150)
+    grown: list[int] = []
+    for count in pieces:
+        first = len(grown)
+        parent = grown[-1] if grown else 0
+        blocks = np.arange(first, first + count, dtype=np.int32)
+        grown += tree.extend(parent, hashed, first, blocks).tolist()
+    for depth in range(151):
+        assert tree.chain_of(hashed, depth).tolist() == grown[:depth]
+    refs_of(tree, np.array(grown))
+
+
 def test_runs_of_evicted_nodes_are_dropped_when_a_long_chain_goes() -> None:
     tree = BlockTree(3 * RUN)
     hashed = random_hashes(3 * RUN)
     tree.drop(grow(tree, hashed))
     tree.evict(2 * RUN + 1)
-    assert len(tree._runs) == 0
+    assert len(tree._runs) == RUN // PIECE - 1
     assert tree.deepest(hashed, 3 * RUN) == RUN - 1
     refs_of(tree)

@@ -28,10 +28,10 @@ A request holds cache on the stages in PREPARING, ADMITTED and RUNNING, and nowh
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import Enum
+from enum import StrEnum
 
 
-class RequestState(Enum):
+class RequestState(StrEnum):
     RECEIVED = "received"  # being judged; becomes something else within the same event
     QUEUED = "queued"  # accepted; being hashed, or waiting for its pipeline to serve
     ANNOUNCED = "announced"  # sent to every daemon, not yet acknowledged by all
@@ -46,7 +46,7 @@ class RequestState(Enum):
     REJECTED = "rejected"
 
 
-class RequestInput(Enum):
+class RequestInput(StrEnum):
     ACCEPT = "accept"
     REJECT = "reject"
     ANNOUNCE = "announce"

@@ -62,16 +62,18 @@ class Service:
         """No request holds anything and no round is open."""
         return not self.admission.holders and not self.admission.round_open
 
-    def announce(self, request: Request, now: float) -> None:
-        """Describe a hashed request to every daemon, or end it if this formation cannot serve it."""
+    def announce(self, request: Request, now: float) -> bool:
+        """Describe a hashed request to every daemon, or end it if this formation cannot serve it. False: only once
+        they have acknowledged it something is possible."""
         if request.hashes is None or request.state is not RequestState.QUEUED:
-            return
+            return False
         error = self._unfit(request)
         if error is not None:
             self._book.fail(request, RequestInput.FAIL, error, now)
-            return
+            return False
         request.advance(RequestInput.ANNOUNCE, now)
         self._announce(request, request.hashes, now)
+        return False
 
     def acked(self, key: DaemonKey, ack: AnnounceAck, now: float) -> None:
         for announced in ack.behind:
@@ -83,8 +85,10 @@ class Service:
 
     def announce_rides(self, announced: HoldKey, targets: Iterable[DaemonKey], now: float) -> None:
         """Its announcement goes in front of the next round to `targets`: as good as acknowledged by them."""
-        for key in targets:
-            self._acked(key, announced, now)
+        request = self._announced(announced)
+        if request is not None:
+            request.current.unacked.difference_update(targets)
+            self._acked_by_all(request, now)
 
     def _refused(self, key: DaemonKey, announced: HoldKey, error: ErrorInfo, now: float) -> None:
         """Only this request fails, with what the daemon said; every other daemon lets go of it."""
@@ -102,9 +106,12 @@ class Service:
 
     def _acked(self, key: DaemonKey, announced: HoldKey, now: float) -> None:
         request = self._announced(announced)
-        if request is None:
-            return
-        request.current.unacked.discard(key)
+        if request is not None:
+            request.current.unacked.discard(key)
+            self._acked_by_all(request, now)
+
+    def _acked_by_all(self, request: Request, now: float) -> None:
+        """Unless somebody is still to acknowledge it."""
         if not request.current.unacked:
             request.advance(RequestInput.ALL_ACKED, now)
             self._book.ready(request)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from wavepp_controller.core import traced
 from wavepp_controller.core.attempt import Behind
 from wavepp_controller.core.config import ControllerConfig
-from wavepp_controller.core.fresh import common_blocks
+from wavepp_controller.core.fresh import common_blocks, hash_at
 from wavepp_controller.core.index import ReuseIndex
 from wavepp_controller.core.order import goes_before
 from wavepp_controller.core.request import Request
@@ -55,13 +55,19 @@ class Sharing:
 
     def offer(self, request: Request, holders: Iterable[Request]) -> Offer | None:
         """The best that any holder promises beyond the hint; None if none promises enough."""
-        best, beaten = None, request.current.candidate
-        for front in holders if self._least else ():
-            if front.root != request.root:
+        best, beaten, size = None, request.current.candidate, self._policy.block_tokens
+        if request.chain is None or not self._least or beaten + self._least > request.cap:
+            return None
+        enough = beaten + self._least
+        wanted = hash_at(request.chain, beaten // size)
+        for front in holders:
+            # the cheap test first: with many holders most share nothing beyond what is beaten already
+            if front.chain is None or hash_at(front.chain, beaten // size) != wanted or front.root != request.root:
                 continue
             boundary = self._boundary(request, front, beaten)
-            if boundary >= request.current.candidate + self._least and boundary > beaten:
+            if boundary >= enough and boundary > beaten:
                 best, beaten = Offer(front, boundary), boundary
+                wanted = hash_at(request.chain, beaten // size)
         if best is None or best.published or request.current.parks < self._most_parks:
             return best
         return None
@@ -118,10 +124,11 @@ class Sharing:
     # --- the boundary ---------------------------------------------------------------------------
 
     def _boundary(self, request: Request, front: Request, beaten: int) -> int:
-        """How far `request` could reuse what `front` computes (tokens); 0 if certainly not beyond `beaten`."""
+        """How far `request` could reuse what `front` computes (tokens); 0 if certainly not beyond `beaten`,
+        up to where, and for a block more, their prefixes are the same."""
         known = beaten // self._policy.block_tokens
         chain, other = request.chain, front.chain
-        if chain is None or other is None or known >= min(chain.size, other.size) or chain[known] != other[known]:
+        if chain is None or other is None or known >= min(chain.size, other.size):
             return 0
         boundary = min(common_blocks(chain, other, known + 1) * self._policy.block_tokens, request.cap)
         if self._policy.most:

@@ -158,5 +158,5 @@ def _length(name: str, value: str, most: int, *, required: bool = False) -> None
         raise InvalidRequest(
             f"{name} of {len(value)} characters is longer than {most}", field=name, value=len(value), limit=most
         )
-    if (required and not value) or any(not char.isprintable() for char in value):
+    if (required and not value) or not value.isprintable():
         raise InvalidRequest(f"{name} must be printable text", field=name, value=ascii(value)[:64], limit="printable")

@@ -83,7 +83,8 @@ class Controller:
         await self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)  # it is born serving
         self._server = new_server()
         self._admin = AdminService(self)
-        prefill_pb2_grpc.add_PrefillServicer_to_server(PrefillService(self.shell, spans), self._server)
+        self._prefill = PrefillService(self.shell, spans)
+        prefill_pb2_grpc.add_PrefillServicer_to_server(self._prefill, self._server)
         admin_pb2_grpc.add_AdminServicer_to_server(self._admin, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if settings.reflection:
@@ -130,6 +131,7 @@ class Controller:
         if self._models is not None:
             await self._models.save()
         await self.shell.close()
+        self._prefill.close()
         await self.leadership.resign()
         await self._server.stop(0.5)
         await self.observer.close()

@@ -15,25 +15,14 @@ from contextlib import contextmanager
 from wavepp_controller.core.events import Cancel, Submit
 from wavepp_controller.runtime.prompt_intake import PromptIntake
 from wavepp_controller.runtime.request_spans import RequestSpans
-from wavepp_controller.runtime.run_outcome import RunOutcome
+from wavepp_controller.runtime.run_outcome import AwaitedRun
+from wavepp_controller.runtime.run_stream import RunStream, StreamedRun
 from wavepp_controller.runtime.shell import ControllerShell, EventSink
 from wavepp_proto import convert
-from wavepp_proto.errors import (
-    DuplicateRequest,
-    InternalError,
-    UnknownPipeline,
-    WaveppError,
-    from_info,
-)
+from wavepp_proto.errors import DuplicateRequest, UnknownPipeline, WaveppError
 from wavepp_proto.runtime.context import Context
 from wavepp_proto.runtime.trace_context import is_sampled
-from wavepp_proto.terms import (
-    Failed,
-    Finished,
-    PrefillEvent,
-    PrefillRequest,
-    RequestId,
-)
+from wavepp_proto.terms import Failed, Finished, PrefillEvent, PrefillRequest, RequestId
 from wavepp_proto.v1 import prefill_pb2 as pb
 from wavepp_proto.v1 import prefill_pb2_grpc
 
@@ -43,6 +32,8 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
         self._shell = shell
         self._spans = spans
         self._intake = PromptIntake()
+        self._streams: set[RunStream] = set()
+        self._ending: set[asyncio.Task[None]] = set()
 
     async def Submit(
         self, request_iterator: AsyncIterator[pb.SubmitRequest], context: Context
@@ -59,20 +50,37 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
             yield pb.SubmitResponse(event=convert.prefill_event_to_pb(Failed(request_id, error.info())))
 
     async def Run(self, request: pb.RunRequest, context: Context) -> pb.RunResponse:
-        run = RunOutcome()
+        run = AwaitedRun()
         try:
             with self._counted():
                 asked = convert.run_request_from_pb(request)
             with self._live(asked, run):
-                outcome = await run.outcome()
-            if run.pipeline is not None:
-                return convert.run_response_to_pb(run.pipeline, run.admitted, outcome)
-            if isinstance(outcome, Failed):
-                raise from_info(outcome.error)
-            raise InternalError("a request was finished that was never queued")
+                return await run.answered()
         except WaveppError as error:
             await convert.abort(context, error)
         raise AssertionError("abort raises")
+
+    async def RunMany(  # type: ignore[override]  # the generated signature knows no coroutine that writes
+        self, request_iterator: AsyncIterator[pb.RunManyRequest], context: Context
+    ) -> None:
+        stream = RunStream(self._begin_run, self._let_go)
+        self._streams.add(stream)
+        try:
+            # At once: a client tells from it that we know this method.
+            await context.send_initial_metadata(())
+            await stream.serve(request_iterator, context.write)
+        except WaveppError as error:
+            await convert.abort(context, error)
+        finally:
+            self._streams.discard(stream)
+            abandoning = asyncio.create_task(stream.abandon(), name="run-many-end")
+            self._ending.add(abandoning)
+            abandoning.add_done_callback(self._ending.discard)
+
+    def close(self) -> None:
+        """End the streams that only wait for more, so that the server need not wait for them."""
+        for stream in self._streams:
+            stream.close()
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
         request_id = RequestId(request.request_id)
@@ -118,17 +126,30 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
                 if isinstance(event, Finished | Failed):
                     return
 
+    def _begin_run(self, asked: pb.RunRequest, run: StreamedRun) -> None:
+        with self._counted():
+            request = convert.shared_run_from_pb(asked)
+        run.request_id = request.request_id
+        self._submit(request, run)
+
+    def _let_go(self, run: StreamedRun) -> None:
+        self._shell.close_request(run.request_id, run)
+
     @contextmanager
     def _live(self, request: PrefillRequest, sink: EventSink) -> Iterator[None]:
-        """Submit; `sink` hears what happens. Leaving before the outcome cancels the request."""
+        """Submit. Leaving before the outcome cancels the request."""
+        try:
+            self._submit(request, sink)
+            yield
+        finally:
+            self._shell.close_request(request.request_id, sink)
+
+    def _submit(self, request: PrefillRequest, sink: EventSink) -> None:
+        """`sink` hears what happens from now on. Raises DuplicateRequest."""
         request_id = request.request_id
         with self._counted():
             if self._shell.is_open(request_id):
                 raise DuplicateRequest(f"request {request_id!r} is live", field="request_id", value=request_id)
         self._shell.open_request(request_id, sink)
         own = self._spans.began(request_id, request.trace, request.prompt_tokens)
-        try:
-            self._shell.post(Submit(request, time.monotonic(), is_sampled(own)))
-            yield
-        finally:
-            self._shell.close_request(request_id, sink)
+        self._shell.post(Submit(request, time.monotonic(), is_sampled(own)))

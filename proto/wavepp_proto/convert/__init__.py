@@ -2,7 +2,7 @@
 
 For every dataclass X of `terms.py` that crosses the wire there is `x_to_pb(term)` and `x_from_pb(pb)`;
 `from_pb` refuses what a malformed peer could send with InvalidRequest naming field, value and limit.
-Modules by service: common, prompt and prefill, announce and admission, digest, execution, control;
+Modules by service: common, prompt, run_many and prefill, announce and admission, digest, execution, control;
 `status` maps typed errors to gRPC statuses. Runtimes import from here, never from the modules below.
 """
 
@@ -86,6 +86,16 @@ from wavepp_proto.convert.prompt import (
     run_request_to_pb,
     submit_frames,
 )
+from wavepp_proto.convert.run_many import (
+    RUN_MANY_METHOD,
+    cancels_part,
+    check_run_many,
+    may_share_stream,
+    refusal_to_pb,
+    run_answer_from_pb,
+    run_part,
+    shared_run_from_pb,
+)
 from wavepp_proto.convert.shared import (
     ROUND_METHOD,
     WAVES_METHOD,
@@ -101,6 +111,7 @@ __all__ = [
     "GROUP_FROM_PB",
     "GROUP_TO_PB",
     "ROUND_METHOD",
+    "RUN_MANY_METHOD",
     "WAVES_METHOD",
     "PromptAssembler",
     "abort",
@@ -114,9 +125,11 @@ __all__ = [
     "announce_frames_from_pb",
     "announce_message",
     "announce_part",
+    "cancels_part",
     "capacity_from_pb",
     "capacity_to_pb",
     "check_request",
+    "check_run_many",
     "daemon_key_from_pb",
     "daemon_key_to_pb",
     "digest_from_pb",
@@ -142,21 +155,26 @@ __all__ = [
     "join_plan_to_pb",
     "join_reply_from_pb",
     "join_reply_to_pb",
+    "may_share_stream",
     "prefill_event_from_pb",
     "prefill_event_to_pb",
     "prefill_header_from_pb",
     "prefill_header_to_pb",
+    "refusal_to_pb",
     "round_announces_from_pb",
     "round_body",
     "round_from_pb",
     "round_message",
     "round_to_pb",
+    "run_answer_from_pb",
+    "run_part",
     "run_request_from_pb",
     "run_request_to_pb",
     "run_response_from_pb",
     "run_response_to_pb",
     "sampling_from_pb",
     "sampling_to_pb",
+    "shared_run_from_pb",
     "stage_times_from_pb",
     "stage_times_to_pb",
     "submit_frames",

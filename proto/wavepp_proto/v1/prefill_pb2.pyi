@@ -452,6 +452,122 @@ class RunResponse(_message.Message):
 Global___RunResponse: _TypeAlias = RunResponse  # noqa: Y015
 
 @_typing.final
+class RunManyRequest(_message.Message):
+    """Whatever a client has to say at the same time."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUNS_FIELD_NUMBER: _builtins.int
+    CANCELS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___NumberedRun]:
+        """At most 32, taken in order, behind the cancels. One that breaks a rule of its own is refused alone; a wrong number
+        ends the stream.
+        """
+
+    @_builtins.property
+    def cancels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Numbers of runs in earlier messages whose callers are gone, at most 1024; no answer comes for them. Those that are
+        not live are ignored.
+        """
+
+    def __init__(
+        self,
+        *,
+        runs: _abc.Iterable[Global___NumberedRun] | None = ...,
+        cancels: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancels", b"cancels", "runs", b"runs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunManyRequest: _TypeAlias = RunManyRequest  # noqa: Y015
+
+@_typing.final
+class NumberedRun(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Chosen by the client, at least 1, each higher than all before it on this stream: an id may be run again while the
+    answer to an earlier run of it is on its way.
+    """
+    @_builtins.property
+    def run(self) -> Global___RunRequest:
+        """At most 64 KiB of tokens, and no logits: others have a call of their own, so that nobody waits behind them. At most
+        1024 live on one stream.
+        """
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        run: Global___RunRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NumberedRun: _TypeAlias = NumberedRun  # noqa: Y015
+
+@_typing.final
+class RunManyResponse(_message.Message):
+    """Whatever there is to answer at the same time."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunAnswer]: ...
+    def __init__(
+        self,
+        *,
+        answers: _abc.Iterable[Global___RunAnswer] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunManyResponse: _TypeAlias = RunManyResponse  # noqa: Y015
+
+@_typing.final
+class RunAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    RESPONSE_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Of the run."""
+    @_builtins.property
+    def response(self) -> Global___RunResponse: ...
+    @_builtins.property
+    def refused(self) -> _common_pb2.Error:
+        """Instead of a response: it was not accepted."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        response: Global___RunResponse | None = ...,
+        refused: _common_pb2.Error | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["refused", b"refused", "response", b"response"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "refused", b"refused", "response", b"response"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunAnswer: _TypeAlias = RunAnswer  # noqa: Y015
+
+@_typing.final
 class DescribeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

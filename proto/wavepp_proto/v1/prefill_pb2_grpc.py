@@ -50,6 +50,11 @@ class PrefillStub(object):
                 request_serializer=wavepp__proto_dot_v1_dot_prefill__pb2.RunRequest.SerializeToString,
                 response_deserializer=wavepp__proto_dot_v1_dot_prefill__pb2.RunResponse.FromString,
                 _registered_method=True)
+        self.RunMany = channel.stream_stream(
+                '/wavepp.v1.Prefill/RunMany',
+                request_serializer=wavepp__proto_dot_v1_dot_prefill__pb2.RunManyRequest.SerializeToString,
+                response_deserializer=wavepp__proto_dot_v1_dot_prefill__pb2.RunManyResponse.FromString,
+                _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/wavepp.v1.Prefill/Describe',
                 request_serializer=wavepp__proto_dot_v1_dot_prefill__pb2.DescribeRequest.SerializeToString,
@@ -83,6 +88,14 @@ class PrefillServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RunMany(self, request_iterator, context):
+        """Many runs on one stream, at a fraction of the cost of a `Run` each. Cancelling it cancels all that are live;
+        closing the requests lets them end.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Describe(self, request, context):
         """What a client needs to know before it can send tokens.
         """
@@ -107,6 +120,11 @@ def add_PrefillServicer_to_server(servicer, server):
                     servicer.Run,
                     request_deserializer=wavepp__proto_dot_v1_dot_prefill__pb2.RunRequest.FromString,
                     response_serializer=wavepp__proto_dot_v1_dot_prefill__pb2.RunResponse.SerializeToString,
+            ),
+            'RunMany': grpc.stream_stream_rpc_method_handler(
+                    servicer.RunMany,
+                    request_deserializer=wavepp__proto_dot_v1_dot_prefill__pb2.RunManyRequest.FromString,
+                    response_serializer=wavepp__proto_dot_v1_dot_prefill__pb2.RunManyResponse.SerializeToString,
             ),
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
@@ -196,6 +214,33 @@ class Prefill(object):
             '/wavepp.v1.Prefill/Run',
             wavepp__proto_dot_v1_dot_prefill__pb2.RunRequest.SerializeToString,
             wavepp__proto_dot_v1_dot_prefill__pb2.RunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RunMany(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/wavepp.v1.Prefill/RunMany',
+            wavepp__proto_dot_v1_dot_prefill__pb2.RunManyRequest.SerializeToString,
+            wavepp__proto_dot_v1_dot_prefill__pb2.RunManyResponse.FromString,
             options,
             channel_credentials,
             insecure,

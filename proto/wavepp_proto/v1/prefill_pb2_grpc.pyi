@@ -41,6 +41,10 @@ class PrefillStub:
     """For prompts that fit one message and callers who want no events: half the cost of a stream. A refusal is a
     status; whoever cancels the call cancels the request.
     """
+    RunMany: _grpc.StreamStreamMultiCallable[_prefill_pb2.RunManyRequest, _prefill_pb2.RunManyResponse]
+    """Many runs on one stream, at a fraction of the cost of a `Run` each. Cancelling it cancels all that are live;
+    closing the requests lets them end.
+    """
     Describe: _grpc.UnaryUnaryMultiCallable[_prefill_pb2.DescribeRequest, _prefill_pb2.DescribeResponse]
     """What a client needs to know before it can send tokens."""
 
@@ -56,6 +60,10 @@ class PrefillAsyncStub(PrefillStub):
     Run: _aio.UnaryUnaryMultiCallable[_prefill_pb2.RunRequest, _prefill_pb2.RunResponse]  # type: ignore[assignment]
     """For prompts that fit one message and callers who want no events: half the cost of a stream. A refusal is a
     status; whoever cancels the call cancels the request.
+    """
+    RunMany: _aio.StreamStreamMultiCallable[_prefill_pb2.RunManyRequest, _prefill_pb2.RunManyResponse]  # type: ignore[assignment]
+    """Many runs on one stream, at a fraction of the cost of a `Run` each. Cancelling it cancels all that are live;
+    closing the requests lets them end.
     """
     Describe: _aio.UnaryUnaryMultiCallable[_prefill_pb2.DescribeRequest, _prefill_pb2.DescribeResponse]  # type: ignore[assignment]
     """What a client needs to know before it can send tokens."""
@@ -87,6 +95,16 @@ class PrefillServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_prefill_pb2.RunResponse, _abc.Awaitable[_prefill_pb2.RunResponse]]:
         """For prompts that fit one message and callers who want no events: half the cost of a stream. A refusal is a
         status; whoever cancels the call cancels the request.
+        """
+
+    @_abc_1.abstractmethod
+    def RunMany(
+        self,
+        request_iterator: _MaybeAsyncIterator[_prefill_pb2.RunManyRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_prefill_pb2.RunManyResponse], _abc.AsyncIterator[_prefill_pb2.RunManyResponse]]:
+        """Many runs on one stream, at a fraction of the cost of a `Run` each. Cancelling it cancels all that are live;
+        closing the requests lets them end.
         """
 
     @_abc_1.abstractmethod

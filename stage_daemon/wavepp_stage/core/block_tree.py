@@ -27,6 +27,8 @@ ROOT = 0
 RUN = 64
 """A node whose depth is a multiple of RUN keeps the ids of the RUN nodes that end in it, so that a
 chain of 6,250 nodes is gathered from 98 arrays instead of being walked."""
+PIECE = 8
+"""Between those, every PIECE-th node keeps the PIECE nodes that end in it: the rest of a chain is not walked either."""
 NO_NODES: Nodes = np.empty(0, dtype=np.int64)
 NO_BLOCKS: Blocks = np.empty(0, dtype=np.int32)
 _UNPLACED = -2
@@ -101,17 +103,25 @@ class BlockTree:
 
     def chain(self, node: int) -> Nodes:
         """All nodes from the root (excluded) down to `node`."""
+        return self._line(node, self._depth.item(node))
+
+    def _line(self, node: int, length: int) -> Nodes:
+        """The last `length` nodes of the chain that ends in `node`: all of it, or back to a multiple of RUN."""
         parent_of, runs = self._parent.item, self._runs
         tail: list[int] = []
-        while node != ROOT and node not in runs:
-            tail.append(node)
-            node = parent_of(node)
-        pieces = [np.array(tail[::-1], dtype=np.int64)]
-        while node != ROOT:
-            run = runs[node]
-            pieces.append(run)
-            node = parent_of(run.item(0))
+        pieces: list[Nodes] = []
+        while length:
+            run = runs.get(node)
+            if run is None:  # only before the first run: those above it lie end to end
+                tail.append(node)
+                length -= 1
+                node = parent_of(node)
+            else:
+                pieces.append(run)
+                length -= len(run)
+                node = parent_of(run.item(0))
         pieces.reverse()
+        pieces.append(np.array(tail[::-1], dtype=np.int64))
         return np.concatenate(pieces)
 
     def chain_of(self, hashes: BlockHashes, depth: int) -> Nodes:
@@ -272,7 +282,7 @@ class BlockTree:
         self.resident -= len(nodes)
         for key in self._short[nodes].tolist():
             del self._index[key]
-        for node in nodes[self._depth[nodes] % RUN == 0].tolist():
+        for node in nodes[self._depth[nodes] % PIECE == 0].tolist():
             del self._runs[node]
         self._unused.give(nodes if keep is None else nodes[~keep])
 
@@ -288,11 +298,9 @@ class BlockTree:
         return len(keys)
 
     def _keep_runs(self, parent: int, nodes: Nodes) -> None:
-        """Store the run of every new node whose depth is a multiple of RUN."""
-        above: list[int] = []
-        for _ in range(self._depth.item(parent) % RUN):
-            above.append(parent)
-            parent = self._parent.item(parent)
-        line = np.concatenate([np.array(above[::-1], dtype=np.int64), nodes])
-        for end in range(RUN, len(line) + 1, RUN):
-            self._runs[line.item(end - 1)] = line[end - RUN : end].copy()
+        """Store the run of every new node that keeps one."""
+        known = self._depth.item(parent) % RUN
+        line = np.concatenate([self._line(parent, known), nodes])
+        for end in range(known // PIECE * PIECE + PIECE, len(line) + 1, PIECE):
+            length = PIECE if end % RUN else RUN
+            self._runs[line.item(end - 1)] = line[end - length : end].copy()

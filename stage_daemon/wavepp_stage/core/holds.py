@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ from wavepp_stage.core.work import BlockTable
 STORY_ENTRIES = 16
 
 
-class Phase(Enum):
+class Phase(StrEnum):
     LEASED = "leased"  # holds a chain; holds no room
     ESCROWED = "escrowed"  # room is counted; the endpoint may still fall
     COMMITTED = "committed"  # the endpoint is fixed
@@ -39,7 +39,7 @@ class Phase(Enum):
     RETIRED = "retired"  # holds nothing
 
 
-class HoldInput(Enum):
+class HoldInput(StrEnum):
     ESCROW = "escrow"
     COMMIT = "commit"
     UNCOMMIT = "uncommit"  # a revise may lower a committed endpoint
@@ -159,9 +159,9 @@ class Hold:
             endpoint=self.leased_blocks * block_tokens,
             leased_blocks=self.leased_blocks,
             escrow_blocks=self.escrow,
-            owned_blocks=len(self.private_blocks),
+            owned_blocks=len(self.taken) + int(np.count_nonzero(self.private)),
             escrow_states=self.escrow_states,
-            owned_states=len(self.slots),
+            owned_states=(self.working is not None) + len(self.planned),
         )
 
     @property

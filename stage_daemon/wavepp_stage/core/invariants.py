@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from wavepp_proto.errors import InternalError
 from wavepp_proto.hashing import blocks_for
-from wavepp_stage.core.block_tree import ROOT, RUN, BlockTree
+from wavepp_stage.core.block_tree import PIECE, ROOT, RUN, BlockTree
 from wavepp_stage.core.holds import Hold, Phase
 from wavepp_stage.core.residency import Residency
 from wavepp_stage.core.state_pool import StatePool
@@ -166,7 +166,11 @@ def check_tree(tree: BlockTree, chains: list[Nodes]) -> None:
     )
     depths = np.where(parents == ROOT, 0, tree._depth[parents]) + 1
     require(np.array_equal(tree._depth[nodes], depths), "depth is the parent's plus one")
-    require(set(tree._runs) == set(nodes[depths % RUN == 0].tolist()), "every RUN-th node keeps its run")
+    require(set(tree._runs) == set(nodes[depths % PIECE == 0].tolist()), "every PIECE-th node keeps its run")
+    for node, run in tree._runs.items():
+        length = PIECE if tree._depth[node] % RUN else RUN
+        linked = np.array_equal(tree._parent[run[1:]], run[:-1])
+        require(len(run) == length and run[-1] == node and linked, "a run is the nodes that end in its own", node)
     for node in nodes.tolist():
         require(tree._index.get(tree._short.item(node)) == node, "the index names each node")
 

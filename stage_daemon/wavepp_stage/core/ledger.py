@@ -80,8 +80,10 @@ class Ledger:
     def missing(self, hold: Hold, blocks: int, states: int) -> Shortfall:
         """What lacks for a charge of so many blocks and slots."""
         slots = self._store.states.free + self._store.states.cached - self.escrowed_states
-        short = Shortfall(max(0, blocks - self.room(hold)), max(0, states - slots))
-        return short or ENOUGH
+        lacking_blocks, lacking_states = blocks - self.room(hold), states - slots
+        if lacking_blocks <= 0 and lacking_states <= 0:
+            return ENOUGH
+        return Shortfall(max(0, lacking_blocks), max(0, lacking_states))
 
     def demand(self, hold: Hold) -> int:
         """Blocks of the prompt that are not leased on the device."""
@@ -100,18 +102,19 @@ class Ledger:
         hold.require(given)
         blocks, states = self.demand(hold), self.demand_states(hold)
         missing = self.missing(hold, blocks - hold.escrow, states - hold.escrow_states)
-        if missing:
-            return self.answer(hold, missing)
-        hold.advance(given)
-        self.set_escrow(hold, blocks, states)
-        return self.answer(hold)
+        if not missing:
+            hold.advance(given)
+            self.set_escrow(hold, blocks, states)
+        return self._answer(hold, blocks, states, missing)
 
     def answer(self, hold: Hold, missing: Shortfall = ENOUGH) -> Escrow:
-        demand, others = self.demand(hold), self.escrowed - hold.escrow
-        endpoint, states = hold.leased_blocks * self._block_tokens, self.demand_states(hold)
+        return self._answer(hold, self.demand(hold), self.demand_states(hold), missing)
+
+    def _answer(self, hold: Hold, demand: int, states: int, missing: Shortfall) -> Escrow:
+        endpoint = hold.leased_blocks * self._block_tokens
         if missing:
             return Escrow(endpoint, demand, states, missing)
-        free = min(demand, max(0, self._store.pool.free - others))
+        free = min(demand, max(0, self._store.pool.free - (self.escrowed - hold.escrow)))
         offload = min(demand - free, self._store.tree.free_host_blocks)
         return Escrow(endpoint, demand, states, ENOUGH, free, offload, demand - free - offload)
 

@@ -32,7 +32,7 @@ from wavepp_proto.terms import (
     Votes,
 )
 from wavepp_stage.core.announcements import Announcement, Announcements
-from wavepp_stage.core.cache_manager import CacheManager, Escrow, Shortfall
+from wavepp_stage.core.cache_manager import CacheManager, Escrow, Lease, Shortfall
 from wavepp_stage.core.holds import Phase
 
 REMEMBERED_ROUNDS = 64
@@ -110,7 +110,8 @@ class Rounds:
         if state is not None and state.phase not in _UNMATERIALISED:
             outcome = VoteOutcome.COMMITTED if state.endpoint == asked.candidate else VoteOutcome.NO_HOLD
             return Vote(asked.key, outcome, state.endpoint, state.endpoint)
-        self._cache.release(asked.key)  # another candidate starts over
+        if state is not None:
+            self._cache.release(asked.key)  # another candidate starts over
         vote = self._lease(asked, announcement)
         self.forget(asked.key)
         if vote.outcome is not VoteOutcome.NO_CAPACITY:
@@ -129,16 +130,15 @@ class Rounds:
             asked.ignore_headroom,
             known.token_ids,
         )
-        nothing = Vote(key, VoteOutcome.NO_CAPACITY, 0, lease.own_hit, lease.group_hits)
         if lease.shortfall:
-            return replace(nothing, shortfall=_missing(lease.shortfall))
+            return _nothing(key, lease, 0, lease.shortfall)
         escrow, outcome = self._cache.escrow(key), VoteOutcome.LOWER
         if not escrow.shortfall and escrow.endpoint == asked.candidate:
             escrow, outcome = self._cache.commit(key), VoteOutcome.COMMITTED
         if escrow.shortfall:
             self._cache.release(key)
-            return replace(nothing, demand_blocks=escrow.demand, shortfall=_missing(escrow.shortfall))
-        return _promised(nothing, outcome, escrow)
+            return _nothing(key, lease, escrow.demand, escrow.shortfall)
+        return _promised(key, outcome, lease.own_hit, lease.group_hits, escrow)
 
     def _revise(self, asked: Revise) -> Vote:
         held, _ = self._last_vote.get(asked.key, (None, 0))
@@ -152,7 +152,8 @@ class Rounds:
             missing = _missing(escrow.shortfall)
             return replace(held, outcome=VoteOutcome.NO_CAPACITY, demand_blocks=escrow.demand, shortfall=missing)
         exact = escrow.endpoint == asked.endpoint
-        vote = _promised(held, VoteOutcome.COMMITTED if exact else VoteOutcome.LOWER, escrow)
+        outcome = VoteOutcome.COMMITTED if exact else VoteOutcome.LOWER
+        vote = _promised(asked.key, outcome, held.own_hit, held.group_endpoints, escrow)
         self._last_vote[asked.key] = (vote, asked.snapshots)
         return vote
 
@@ -200,12 +201,21 @@ def _answers(held: Vote, candidate: int) -> bool:
     return held.outcome is VoteOutcome.COMMITTED and held.endpoint == candidate
 
 
-def _promised(vote: Vote, outcome: VoteOutcome, escrow: Escrow) -> Vote:
-    return replace(
-        vote,
-        outcome=outcome,
-        endpoint=escrow.endpoint,
-        demand_blocks=escrow.demand,
+def _nothing(key: HoldKey, lease: Lease, demand: int, shortfall: Shortfall) -> Vote:
+    missing = _missing(shortfall)
+    return Vote(key, VoteOutcome.NO_CAPACITY, 0, lease.own_hit, lease.group_hits, demand, missing)
+
+
+def _promised(
+    key: HoldKey, outcome: VoteOutcome, own_hit: int, group_hits: tuple[GroupEndpoint, ...], escrow: Escrow
+) -> Vote:
+    return Vote(
+        key,
+        outcome,
+        escrow.endpoint,
+        own_hit,
+        group_hits,
+        escrow.demand,
         backed_free=escrow.backed_free,
         backed_offload=escrow.backed_offload,
         backed_evict=escrow.backed_evict,
