@@ -13,10 +13,26 @@ from wavepp_proto.terms import Failed, Finished
 def test_no_rate_is_known_when_there_was_too_little_work() -> None:
     pace = Pace()
     assert pace.seconds_for(1) is None
-    pace.worked(1000, 0.4)
+    for _ in range(3):
+        pace.worked(500, 0.1)
+    pace.worked(500, 0.1)
     assert pace.seconds_for(1000) is None
-    pace.worked(1000, 0.1)
-    assert pace.seconds_for(8000) == pytest.approx(2.0)
+    pace.worked(500, 0.1)
+    assert pace.seconds_for(10_000) == pytest.approx(2.0)
+
+
+def test_no_rate_is_known_when_one_small_wave_was_held_up() -> None:
+    pace = Pace()
+    for seconds in (0.001, 0.6, 0.001):
+        pace.worked(30, seconds)
+    assert pace.seconds_for(2000) is None
+
+
+def test_rate_of_waves_longer_than_what_counts_is_known() -> None:
+    pace = Pace()
+    for _ in range(6):
+        pace.worked(1000, 4.0)
+    assert pace.seconds_for(1000) == pytest.approx(4.0)
 
 
 def test_only_the_last_seconds_of_work_count() -> None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections import deque
 
 KEEP_S = 5.0
-"""Seconds of work that count."""
+"""Seconds of work that count, or the last LEAST_WAVES waves if those took longer."""
 LEAST_S = 0.5
-"""Less work than this is no measurement."""
+LEAST_WAVES = 4
+"""Less work, or fewer waves, than this are no measurement: one small wave that was held up says nothing."""
 
 
 class Pace:
@@ -26,13 +27,13 @@ class Pace:
         self._lots.append((tokens, seconds))
         self._tokens += tokens
         self._seconds += seconds
-        while self._seconds - self._lots[0][1] >= KEEP_S:
+        while len(self._lots) > LEAST_WAVES and self._seconds - self._lots[0][1] >= KEEP_S:
             old_tokens, old_seconds = self._lots.popleft()
             self._tokens -= old_tokens
             self._seconds -= old_seconds
 
     def seconds_for(self, tokens: int) -> float | None:
         """How long `tokens` take; None while no rate is known."""
-        if self._seconds < LEAST_S or not self._tokens:
+        if self._seconds < LEAST_S or len(self._lots) < LEAST_WAVES or not self._tokens:
             return None
         return tokens * self._seconds / self._tokens
