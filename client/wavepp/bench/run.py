@@ -15,7 +15,7 @@ from importlib.metadata import version
 from wavepp import AsyncClient, ClusterStatus, Description
 from wavepp.bench.cells import Cell
 from wavepp.bench.machine import Machine
-from wavepp.bench.running import Options, RunningCell
+from wavepp.bench.running import Options, RunningCell, speed_up_of
 from wavepp.bench.stages import pipeline_of
 from wavepp.bench.store import SCHEMA, Document, Store
 from wavepp_proto.errors import InvalidRequest, PipelineUnavailable
@@ -109,12 +109,12 @@ def _shared(about: Description, status: ClusterStatus, options: Options) -> Docu
             f"profile {profile.name} is of another pipeline: it has {len(profile.stages)} stages",
             field="profile", value=len(profile.stages), limit=about.stages,
         )  # fmt: skip
-    facts = ("pipeline", "model", "stages", "block_tokens", "wave_tokens", "policy", "link")
+    facts = ("pipeline", "model", "stages", "block_tokens", "wave_tokens", "policy", "mode", "link")
     return {name: getattr(pipeline, name) for name in facts} | {
         "deadline_s": options.deadline_s,
         "preload": options.preload,
         "profile": profile.name if profile else None,
-        "speed_up": options.speed_up,
+        "speed_up": options.speed_up or speed_up_of(about.model),
     }
 
 

@@ -99,9 +99,13 @@ def bench(
         typer.Option("--profile", envvar="WAVEPP_PROFILE", help="Device profile (name or file), for its bound."),
     ] = None,
     speed_up: Annotated[
-        float,
-        typer.Option("--speed-up", envvar="WAVEPP_SPEED_UP", help="How much faster than the profile the stages run."),
-    ] = 1.0,
+        float | None,
+        typer.Option(
+            "--speed-up",
+            envvar="WAVEPP_SPEED_UP",
+            help="How much faster than the profile the stages run; by default as the emulated model says.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", envvar="WAVEPP_OUT", help="Folder of the results; cells found there are not repeated."),
@@ -130,7 +134,8 @@ def bench(
 
     try:
         _in_range("deadline_s", deadline_s, MAX_DEADLINE_MS / 1000)
-        _in_range("speed_up", speed_up, MOST_SPEED_UP)
+        if speed_up is not None:
+            _in_range("speed_up", speed_up, MOST_SPEED_UP)
         like = Cell(
             lengths=lengths, prompt_tokens=prompt_tokens, seed=seed, scale=scale, speed=speed, minutes=minutes,
             requests=requests, seconds=seconds, warmup=warmup,
