@@ -40,6 +40,8 @@ class Bench:
         self._say = say
         self._began = datetime.now(UTC)
         self._cells: list[Document] = []
+        self._earlier: list[Document] = []
+        """Cells of other benches in the same folder."""
         self._running: RunningCell | None = None
         self._versions: Document = {}
 
@@ -49,6 +51,7 @@ class Bench:
         status = await self._client.status()
         shared = _shared(about, status, self._plan.options)
         self._versions = _versions(status)
+        self._earlier = self._store.others({cell.name for cell in self._plan.cells}, shared)
         for number, cell in enumerate(self._plan.cells, 1):
             title = f"{number}/{len(self._plan.cells)} {cell.name}"
             done = self._store.done(cell.name, cell.settings() | shared)
@@ -74,7 +77,8 @@ class Bench:
         return under_way + sum(int(cell["unexpected_failures"]) for cell in self._cells)
 
     def document(self) -> Document:
-        """All cells so far, the one that was interrupted (if it has anything) as the last."""
+        """All cells of the folder so far, the one that was interrupted (if it has anything) as the last; none before this
+        bench has measured one."""
         cells = list(self._cells)
         if self._running is not None and self._running.window.measured:
             cells.append(self._running.document(interrupted=True))
@@ -85,7 +89,7 @@ class Bench:
             "ended": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": asdict(Machine.here()),
             "versions": self._versions,
-            "cells": cells,
+            "cells": [*self._earlier, *cells] if cells else [],
         }
 
 

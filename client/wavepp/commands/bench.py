@@ -172,7 +172,7 @@ def bench(
         run(work())
     finally:
         _show(bench.document(), store, as_json)
-        if plots:
+        if plots or _is_drawn(store):
             _draw(bench.document(), store, timeline)
     if bench.unexpected_failures:
         raise typer.Exit(1)
@@ -249,6 +249,13 @@ def _show(document: Document, store: Store, as_json: bool) -> None:
     else:
         print_tables(document)
     console().print(f"all of it in {store.folder / 'bench.json'}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _is_drawn(store: Store) -> bool:
+    """Whether an earlier bench drew a page here, out of date now; left alone without matplotlib."""
+    from importlib.util import find_spec
+
+    return (store.folder / "report.html").is_file() and find_spec("matplotlib") is not None
 
 
 def _draw(document: Document, store: Store, timeline: Path | None) -> None:
