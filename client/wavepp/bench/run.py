@@ -77,8 +77,7 @@ class Bench:
         return under_way + sum(int(cell["unexpected_failures"]) for cell in self._cells)
 
     def document(self) -> Document:
-        """All cells of the folder so far, the one that was interrupted (if it has anything) as the last; none before this
-        bench has measured one."""
+        """All cells of the folder, one that was interrupted (if it has anything) last; none until one was measured."""
         cells = list(self._cells)
         if self._running is not None and self._running.window.measured:
             cells.append(self._running.document(interrupted=True))

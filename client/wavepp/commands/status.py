@@ -77,10 +77,9 @@ def _show(reply: admin_pb2.StatusResponse, as_json: bool) -> None:
         highlight=False,
     )
     for pipeline in reply.pipelines:
-        out.print(tables.stages(pipeline))
-        for daemon in pipeline.daemons:
-            if daemon.HasField("costs"):
-                out.print(_costs(daemon), highlight=False)
+        out.print(tables.stages(pipeline, out))
+        for line in tables.learnt(pipeline):
+            out.print(line, highlight=False)
         if pipeline.missing_stages:
             out.print(f"no daemon for stage {', '.join(map(str, pipeline.missing_stages))}")
         if pipeline.HasField("last_fault"):
@@ -89,16 +88,6 @@ def _show(reply: admin_pb2.StatusResponse, as_json: bool) -> None:
         out.print(f"refused: stage {member.key.stage} at {member.address}: {member.error.message}", highlight=False)
     if reply.requests:
         out.print(tables.requests(list(reply.requests)))
-
-
-def _costs(daemon: admin_pb2.StageStatus) -> str:
-    """What its waves were learnt to take."""
-    costs = daemon.costs
-    return (
-        f"stage {daemon.key.stage} takes {costs.c_us / 1e3:.2f} ms a wave, {costs.b_us:.2f} us a token, "
-        f"{costs.a_us * 1e6:.2f} us a million pairs, {costs.g_us * 1e3:.2f} us a thousand prefix tokens: "
-        f"off by {costs.error:.1%}, {costs.samples} reports"
-    )
 
 
 def as_dict(reply: admin_pb2.StatusResponse) -> dict[str, Any]:
