@@ -258,6 +258,8 @@ def _fractions(rest: Sequence[dict[str, Any]]) -> Table:
     from rich.table import Table
 
     table = Table("family", "tokens (cached)", "c", "system", "fitted", "tokens/s", "bound", "fraction")
+    for column in table.columns[2:3] + table.columns[5:]:
+        column.no_wrap = True  # a narrow terminal wraps words, no figure
     for one in rest:
         shapes = [f"{tokens} ({cached})" if cached else str(tokens) for tokens, cached, _ in one["shapes"]]
         table.add_row(
