@@ -1,4 +1,4 @@
-"""Device profiles from throughputs that somebody measured: the fit of DESIGN.md section 13, and its residuals.
+"""Device profiles from throughputs that somebody measured: the fit of DESIGN.md (Engines), and its residuals.
 
 Owns the format of cells, the linear program and its exact solution. Pure; no file, no clock. Called by
 `wavepp profile fit` and by whoever makes the profiles that ship.
