@@ -1,4 +1,4 @@
-"""Device profiles from throughputs that somebody measured: the fit of DESIGN.md section 13, and its residuals.
+"""Device profiles from throughputs that somebody measured: the fit of DESIGN.md (Engines), and its residuals.
 
 Owns the format of cells, the linear program and its exact solution. Pure; no file, no clock. Called by
 `wavepp profile fit` and by whoever makes the profiles that ship.
@@ -33,6 +33,8 @@ from wavepp_proto.profile import Demand, StageCosts
 
 MAX_KINDS = 32
 """Kinds of prompts in one fit: vertices are tried one by one, C(36, 4) of them."""
+UNKNOWNS = 4
+"""c, b, a and g."""
 DIGITS = 9
 """Significant ones of a fitted coefficient; cut off, not rounded, so that no cell comes to lie above its bound."""
 _TIE = 1e-9
@@ -159,6 +161,22 @@ def fit(cells: Sequence[Cell], wave_tokens: int, least_c_us: float = 0.0) -> Sta
     solution = _best_vertex(_fastest(demands, measured), pull, np.array([least_c_us, 0.0, 0.0, 0.0]))
     c_us, *others = solution
     return StageCosts(float(c_us), *(_cut_off(float(value)) for value in others))
+
+
+def doubts(costs: StageCosts, cells: Sequence[Cell], wave_tokens: int) -> tuple[str, ...]:
+    """Why not to plan with fitted costs, in words; empty where the cells tell all that they claim to."""
+    said = []
+    kinds = len({cell.demand(wave_tokens) for cell in cells})
+    if kinds < UNKNOWNS:
+        said.append(
+            f"{UNKNOWNS} coefficients cannot be told apart by so few kinds of prompts ({kinds}): "
+            "others give the same throughputs (measure other lengths and cached shares)"
+        )
+    if costs.c_us == 0:
+        said.append("c is 0: small waves would be free (give --weights-gb or --least-c-us)")
+    if costs.b_us == 0:
+        said.append("b is 0: a new token would cost nothing but attention")
+    return tuple(said)
 
 
 def residuals(costs: StageCosts, cells: Iterable[Cell], wave_tokens: int) -> tuple[Residual, ...]:

@@ -1,8 +1,8 @@
 """What a perfect admission would reach: the best of fixed budgets M, M/2, M/4, ..., admitted for free and at once.
 
 Owns a pipeline of costs alone (no cores, no messages, an endless cache): the same closed loop, waves packed first
-come first served the moment the first stage is free. The bar that policies are measured against (DESIGN.md
-section 15). Pure arithmetic, seconds of virtual time.
+come first served the moment the first stage is free. The bar that policies are measured against (DESIGN.md,
+Bars). Pure arithmetic, seconds of virtual time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every bar of DESIGN.md section 15, measured by one command: a table, and the raw JSON behind it.
+"""Every bar of DESIGN.md (Bars), measured by one command: a table, and the raw JSON behind it.
 
 Owns the list of benches, the processes that run them one after another, and what else the machine did meanwhile
 (`others`: the share of all CPUs' time that was neither idle nor spent by the bench). What is not run keeps the
@@ -153,7 +153,7 @@ def _kept() -> list[Bar]:
 
 
 def _table(bars: list[tuple[Bar, Kept | None]]) -> Table:
-    table = Table(title="bars of DESIGN.md section 15", title_justify="left")
+    table = Table(title="bars of DESIGN.md (Bars)", title_justify="left")
     for heading in ("bar", "p50", "p99", "bare", "ratio", "must be", "", "others' CPU", "when", "how"):
         table.add_column(heading, overflow="fold", justify="right" if heading in ("p50", "p99", "ratio") else "left")
     for bar, kept in bars:

@@ -1,4 +1,4 @@
-"""What the benches' JSON says of each bar of DESIGN.md section 15: one row a bar, and whether it is met.
+"""What the benches' JSON says of each bar of DESIGN.md (Bars): one row a bar, and whether it is met.
 
 Owns the bars' limits and which of a bench's figures each is held against. Pure: JSON in, rows out; `bars`
 runs the benches and shows the rows. A figure that a bench did not give makes an open row, not an error.

@@ -1,4 +1,4 @@
-"""Block hashes of 131,072 tokens against the bare hashlib loop in the same run (DESIGN.md section 15).
+"""Block hashes of 131,072 tokens against the bare hashlib loop in the same run (DESIGN.md, Bars).
 
 Prints one JSON object: medians and minima in ms of interleaved runs, their ratio and the bar. Run it as
 `python -m tests.bench.hashing [--tokens N] [--block-tokens B] [--repeat R]`.

@@ -1,6 +1,6 @@
 """How long a hint takes: a 200K-token prompt against an index that knows a million blocks.
 
-Prints one JSON object (microseconds). Bars: DESIGN.md section 15 (median <= 24 us, p99 <= 1 ms), section 5
+Prints one JSON object (microseconds). Bars of DESIGN.md: median <= 24 us, p99 <= 1 ms, and
 (<= 100 bytes per distinct block over all daemons). Also: the same with recurrent snapshots to scan for, the
 look at everybody in flight for a shared prefix, and what the index costs to fill and to sweep.
 """

@@ -1,4 +1,4 @@
-"""How many block hashes a second a controller takes in from the digests of four stages (DESIGN.md section 15).
+"""How many block hashes a second a controller takes in from the digests of four stages (DESIGN.md, Bars).
 
 The controller is the real one, in this process, so that its index can be read without asking. The stages are real
 daemons, each a process of its own, but for the core's digest: it tells deltas of `MAX_DIGEST_HASHES` hashes without

@@ -1,4 +1,4 @@
-"""How late the event loop of ONE daemon runs while its executor computes (DESIGN.md section 15).
+"""How late the event loop of ONE daemon runs while its executor computes (DESIGN.md, Bars).
 
 Run as a module it IS a stage daemon, with a finer probe than the one that feeds its heartbeats: every
 millisecond instead of ten times a second, and only while a wave is executed. It prints what it saw when

@@ -1,4 +1,4 @@
-"""The paper's tables beside ours: every cell with every mode and policy, and one report (DESIGN.md section 13).
+"""The paper's tables beside ours: every cell with every mode and policy, and one report (DESIGN.md, Planning waves).
 
 Owns the command, the processes that play and what is kept between runs: a result that exists for this state of
 code and profile is not played again. In virtual time every mode pays the same round and link times. Ends 1 unless

@@ -1,4 +1,4 @@
-"""From a controller's restart to a pipeline that serves with the index it had (DESIGN.md section 15).
+"""From a controller's restart to a pipeline that serves with the index it had (DESIGN.md, Bars).
 
 Real processes: etcd, a controller and four emulated stages whose pools were filled with `BLOCKS` blocks each by real
 prompts of a million tokens. The controller is asked to end, and started again; the clock runs from its start until

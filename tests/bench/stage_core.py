@@ -1,4 +1,4 @@
-"""Critical sections of one stage's core, as JSON (DESIGN.md section 15).
+"""Critical sections of one stage's core, as JSON (DESIGN.md, Bars).
 
 A 100,000-block pool full of cached prompts; a 6,250-block prompt is leased, escrowed and committed,
 then revised, materialised, published and released. Then the same pool with a host tier that is full as

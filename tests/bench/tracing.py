@@ -1,4 +1,4 @@
-"""What tracing one request in a hundred costs: CPU and throughput with and without it (DESIGN.md section 15).
+"""What tracing one request in a hundred costs: CPU and throughput with and without it (DESIGN.md, Bars).
 
 Two clusters of real processes stand beside each other, one traces (client, controller and stages, to a collector
 that is a process of its own). They take turns with short bursts of 4K-token prompts, so that whatever else the

@@ -116,6 +116,20 @@ async def test_cells_that_were_measured_are_not_repeated(tmp_path: Path) -> None
             await other.run()
 
 
+async def test_cells_of_the_folder_stay_in_the_summary_when_another_bench_measures_there(tmp_path: Path) -> None:
+    async with Cluster(stages=1) as cluster:
+        await bench_of(cluster, tmp_path, closed(("short_cold",), (1,), LIKE)).run()
+        second = bench_of(cluster, tmp_path, closed(("short_cold",), (2,), LIKE))
+        assert second.document()["cells"] == []
+        await second.run()
+        assert [cell["name"] for cell in second.document()["cells"]] == ["short_cold-c1", "short_cold-c2"]
+        options = Options(cluster.controller.address, deadline_s=5.0, cache_salt="")
+        plan = Plan(closed(("short_cold",), (4,), LIKE), options, own_salts=True, pipeline=None, command=())
+        third = Bench(cluster.client, plan, Store(tmp_path), lambda text: None)
+        with pytest.raises(InvalidRequest, match="short_cold-c1 was measured in this folder with another deadline_s"):
+            await third.run()
+
+
 async def test_requests_of_others_on_the_same_controller_are_told(tmp_path: Path) -> None:
     async with Cluster(stages=1) as cluster:
         bench = bench_of(cluster, tmp_path, closed(("short_cold",), (1,), replace(LIKE, requests=300)))

@@ -57,6 +57,7 @@ def test_profile_is_written_and_shown_when_cells_are_fitted(tmp_path: Path) -> N
     options = ["--stages", "2", "--stage-shares", "3,4", "--weights-gb", "400", "--pool-blocks", "77"]
     done = CliRunner().invoke(app, ["fit", str(cells), "--out", str(out), *options])
     assert done.exit_code == 0, done.output
+    assert done.stderr.startswith("warning: 4 coefficients cannot be told apart by so few kinds of prompts (2)")
     made = Profile.from_json(out.read_text())
     light, heavy = made.stages
     assert (made.name, light.pool_blocks, heavy.costs.c_us) == ("mine", 77, 25_000.0)

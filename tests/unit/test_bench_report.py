@@ -12,7 +12,8 @@ import pytest
 from wavepp.bench import plots
 from wavepp.bench.measure import Sample, summarise
 from wavepp.bench.page import write_page
-from wavepp.bench.report import COLUMNS, kind_rows, print_tables, rows, stage_rows, tables
+from wavepp.bench.report import COLUMNS, kind_rows, print_tables, rows, setting_of, stage_rows, tables
+from wavepp.bench.running import speed_up_of
 from wavepp.bench.store import Document
 from wavepp.bench.timeline import GAP, WAVE, Bar, StageBars, read_timeline
 from wavepp_proto.errors import InvalidRequest
@@ -29,7 +30,7 @@ def cell(name: str = "mixed-c8", concurrency: int | None = 8, **more: Any) -> Do
         "name": name, "row": name.rpartition("-")[0], "interrupted": False, "stopped_early": False, "failed": {},
         "foreign_requests": 0,
         "settings": {"concurrency": concurrency, "rate": None, "model": "<m>", "stages": 2, "policy": "mpu",
-                     "wave_tokens": 128, "block_tokens": 16},
+                     "mode": "drain", "wave_tokens": 128, "block_tokens": 16},
         "summary": {field: getattr(summary, field) for field in summary.__slots__},
         "bound": {"input_tokens_per_s": 4000.0, "fraction": 0.25, "fraction_as_hit": 0.5},
         "waves": {"count": 7, "tokens_per_wave": 28.6},
@@ -159,3 +160,30 @@ def test_narrow_terminal_shows_fewer_columns_and_no_terminal_those_without_a_val
     assert "mixed-c8" in shown["80"]
     assert ["tok/wave" in shown[columns] for columns in ("80", "200")] == [False, True]
     assert ["bound" in shown[columns] for columns in ("80", "200")] == [False, False]
+
+
+def test_no_number_is_cut_or_wrapped_when_the_terminal_is_narrow(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = whole(cell("short_reuse-131072-c128"))
+    for columns in (60, 80, 100, 120, 200):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        print_tables(document)
+        out = capsys.readouterr().out
+        assert "\u2026" not in out
+        assert max(map(len, out.splitlines())) <= columns
+        (line,) = [line.split() for line in out.splitlines() if "1,000" in line][:1]
+        assert line[:2] == ["short_reuse-131072-c128", "1,000"]
+        assert line[-1] == "0"
+
+
+def test_the_mode_is_told_when_results_are_shown() -> None:
+    assert "(policy mpu, mode drain, waves of 128 tokens, blocks of 16)" in setting_of(whole(cell()))
+
+
+@pytest.mark.parametrize(
+    ("model", "factor"),
+    [("emulated:profile=x,speedup=4", 4.0), ("emulated:layers=2", 1.0), ("/models/speedup=4", 1.0), ("emulated", 1.0)],
+)
+def test_the_bound_is_as_much_faster_as_the_models_name_says(model: str, factor: float) -> None:
+    assert speed_up_of(model) == factor

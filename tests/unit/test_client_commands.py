@@ -17,6 +17,7 @@ from wavepp.commands import _status_tables as tables
 from wavepp.commands import prefill as prefill_command
 from wavepp.commands._shared import explain
 from wavepp.testing import Answer, FakeController
+from wavepp_controller.core.stage_model import BELIEVED_ERROR
 from wavepp_proto.errors import DeadlineExpired
 from wavepp_proto.terms import StageIndex, Timings
 from wavepp_proto.v1 import admin_pb2, common_pb2
@@ -185,16 +186,56 @@ def test_status_cuts_no_figure_when_the_terminal_is_narrow() -> None:
     far = admin_pb2.StageStatus()
     far.CopyFrom(DAEMON)
     far.address = "127.127.127.127:65535"
-    Console(file=out, width=80).print(tables.stages(_pipeline("serving", far)))
+    console = Console(file=out, width=80)
+    console.print(tables.stages(_pipeline("serving", far), console))
     lines = [[cell.strip() for cell in line.split("│")] for line in out.getvalue().splitlines() if line[:1] == "│"]
-    assert "".join(cells[2] for cells in lines) == far.address
-    assert "".join(cells[5] for cells in lines) == "10+30/100"
+    assert lines == [["", "1", far.address, "10+30/100", "0/32", "2+5/8", "12", ""]]
+
+
+def test_status_leaves_out_tiers_when_no_stage_has_any() -> None:
+    plain = admin_pb2.StageStatus(key=KEY, pool_blocks=4)
+    shown = [column.header for column in tables.stages(_pipeline("serving", plain)).columns]
+    assert [header for header in shown if str(header).startswith(("host", "states"))] == []
+
+
+def _learnt(policy: str, *errors: float) -> list[str]:
+    daemons = [
+        admin_pb2.StageStatus(
+            key=common_pb2.DaemonKey(pipeline="p", stage=stage),
+            costs=admin_pb2.StageCosts(c_us=2500.0, b_us=1.5, a_us=1e-4, g_us=0.25, error=error, samples=40),
+        )
+        for stage, error in enumerate(errors)
+    ]
+    return tables.learnt(
+        admin_pb2.PipelineStatus(pipeline="p", state="serving", stages=2, policy=policy, daemons=daemons)
+    )
+
+
+def test_status_says_what_a_wave_takes_in_units_that_can_be_read() -> None:
+    first, _, verdict = _learnt("adaptive", 0.01, 0.02)
+    assert first == (
+        "stage 0: 2.50 ms a wave + 1.5 ms a thousand tokens + 0.1 ms a million (token, token before it) pairs + "
+        "0.25 ms a thousand prefix tokens of a chunk; off by 1.0% of late, 40 waves"
+    )
+    assert verdict == "adaptive plans with these times"
+
+
+def test_status_says_who_plans_when_times_are_not_believed() -> None:
+    assert _learnt("adaptive", 0.01, 0.5)[-1].startswith("mpu plans for now")
+    assert _learnt("adaptive", 0.01)[-1].endswith("(too few waves yet)")
+    assert len(_learnt("mpu", 0.5, 0.5)) == 2
+    assert tables.BELIEVED_ERROR == BELIEVED_ERROR
 
 
 @pytest.mark.parametrize(("link", "said"), [("", ""), ("gloo", ", link gloo")])
 def test_status_names_the_link_only_when_there_is_one(link: str, said: str) -> None:
     pipeline = _pipeline("forming", formation=3, model="m", link=link)
     assert tables.title(pipeline) == f"p: forming, formation 3, m{said}, 0 queued, 0 running"
+
+
+def test_status_names_policy_and_mode() -> None:
+    pipeline = _pipeline("serving", policy="mpu", mode="drain")
+    assert tables.title(pipeline).endswith(", policy mpu, mode drain, 0 queued, 0 running")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from wavepp import profiles
-from wavepp.profile_fit import Cell, Share, fit, read_cells, residuals, weights_us
+from wavepp.profile_fit import Cell, Share, doubts, fit, read_cells, residuals, weights_us
 from wavepp_proto.errors import InvalidRequest
 from wavepp_proto.profile import Demand, Profile, StageCosts, StageProfile
 
@@ -232,3 +232,16 @@ def test_shipped_costs_are_found_again_when_their_own_cells_are_fitted(name: str
     assert {stage.costs for stage in profile.stages} == {costs}
     found = [one.as_dict() for one in residuals(costs, cells, profile.wave_tokens)]
     assert found == profile.provenance["residuals"]
+
+
+def test_a_fit_is_doubted_when_its_cells_cannot_tell_the_coefficients_apart() -> None:
+    one = [Cell("cold", 8, 50_000.0, (Share(M, 0, 1.0),))]
+    kinds, *others = doubts(fit(one, M), one, M)
+    assert kinds.startswith("4 coefficients cannot be told apart by so few kinds of prompts (1)")
+    assert others
+
+
+def test_a_fit_is_doubted_for_the_coefficients_that_are_0() -> None:
+    said = doubts(StageCosts(0.0, 0.0, 1.0, 1.0), [Cell("x", 1, 1.0, (Share(n * M, 0, 1.0),)) for n in (1, 2, 3, 4)], M)
+    assert [text[:6] for text in said] == ["c is 0", "b is 0"]
+    assert doubts(COSTS, [Cell("x", 1, 1.0, (Share(n * M, 0, 1.0),)) for n in (1, 2, 3, 4)], M) == ()

@@ -12,6 +12,7 @@ from wavepp.bench.stages import STATES
 from wavepp.bench.store import Document
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
 COLUMNS = (
@@ -19,9 +20,11 @@ COLUMNS = (
     "admission ms p50", "admission ms p95", "admission ms p99", "good hits", "of bound", "waves", "tok/wave",
     "others' CPU", "failed",
 )  # fmt: skip
-SHORT = (0, 1, 4, 6, 9, 10, 11, 15)
-"""Of COLUMNS: what a terminal narrower than WIDE shows."""
-WIDE = 190
+IMPORTANCE = (0, 1, 15, 4, 6, 11, 10, 9, 2, 3, 5, 7, 8, 12, 13, 14)
+"""Of COLUMNS: a narrow terminal leaves out the last ones. No number is ever cut or wrapped."""
+LEAST_COLUMNS = 4
+"""Less would say nothing: names of cells are folded then."""
+ENDLESS = 10_000
 STAGE_COLUMNS = ("cell", "stage", "waves", *(state.replace("_", " ") for state in STATES))
 KIND_COLUMNS = ("cell", "kind", "completion ms p50", "completion ms p95", "completion ms p99")
 NOTHING = "-"
@@ -66,10 +69,22 @@ def print_tables(document: Document) -> None:
     from rich.console import Console
 
     out = Console()
+    out.print(setting_of(document), highlight=False, markup=False)
     for title, columns, lines in tables(document):
-        shown: Sequence[int] = SHORT if columns is COLUMNS and out.width < WIDE else range(len(columns))
-        kept = [number for number in shown if any(line[number] != NOTHING for line in lines)]
-        out.print(_table(title, _only(kept, columns), [_only(kept, line) for line in lines]))
+        out.print(_fitting(out, title, columns, lines))
+
+
+def _fitting(out: Console, title: str, columns: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
+    """The table with as many of its columns as the terminal has room for, those without a value never."""
+    order: Sequence[int] = IMPORTANCE if columns is COLUMNS else range(len(columns))
+    kept = [number for number in order if any(line[number] != NOTHING for line in lines)]
+    endless = out.options.update(max_width=ENDLESS)
+    while True:
+        shown = sorted(kept)
+        table = _table(title, _only(shown, columns), [_only(shown, line) for line in lines])
+        if len(kept) <= LEAST_COLUMNS or out.measure(table, options=endless).maximum <= out.width:
+            return table
+        kept.pop()
 
 
 def _only(kept: Sequence[int], texts: Sequence[str]) -> list[str]:
@@ -87,8 +102,9 @@ def setting_of(document: Document) -> str:
     machine, cell = document["machine"], document["cells"][0]
     about = cell["settings"]
     return (
-        f"{about['model']} over {about['stages']} stages (policy {about['policy']}, waves of {about['wave_tokens']} "
-        f"tokens, blocks of {about['block_tokens']}), measured from {machine['host']} with {machine['cores']} cores, "
+        f"{about['model']} over {about['stages']} stages (policy {about['policy']}, mode "
+        f"{about.get('mode', NOTHING)}, waves of {about['wave_tokens']} tokens, blocks of {about['block_tokens']}), "
+        f"measured from {machine['host']} with {machine['cores']} cores, "
         f"{document['began']} to {document['ended']}, wavepp {document['versions'].get('controller', NOTHING)}."
     )
 
@@ -100,8 +116,8 @@ def _table(title: str, columns: Sequence[str], lines: Sequence[Sequence[str]]) -
 
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for number, column in enumerate(columns):
-        # Folded on a narrow terminal: no digit is left out.
-        table.add_column(column, justify="left" if number == 0 else "right", overflow="fold", no_wrap=number == 0)
+        heading = column if number == 0 else column.replace(" ", "\n")
+        table.add_column(heading, justify="left" if number == 0 else "right", overflow="fold", no_wrap=number > 0)
     for line in lines:
         table.add_row(*map(Text, line))
     return table

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from wavepp import AsyncClient, ClusterStatus, Description
 from wavepp.bench.cells import Cell
 from wavepp.bench.machine import Machine
-from wavepp.bench.running import Options, RunningCell
+from wavepp.bench.running import Options, RunningCell, speed_up_of
 from wavepp.bench.stages import pipeline_of
 from wavepp.bench.store import SCHEMA, Document, Store
 from wavepp_proto.errors import InvalidRequest, PipelineUnavailable
@@ -40,6 +40,8 @@ class Bench:
         self._say = say
         self._began = datetime.now(UTC)
         self._cells: list[Document] = []
+        self._earlier: list[Document] = []
+        """Cells of other benches in the same folder."""
         self._running: RunningCell | None = None
         self._versions: Document = {}
 
@@ -49,6 +51,7 @@ class Bench:
         status = await self._client.status()
         shared = _shared(about, status, self._plan.options)
         self._versions = _versions(status)
+        self._earlier = self._store.others({cell.name for cell in self._plan.cells}, shared)
         for number, cell in enumerate(self._plan.cells, 1):
             title = f"{number}/{len(self._plan.cells)} {cell.name}"
             done = self._store.done(cell.name, cell.settings() | shared)
@@ -74,7 +77,7 @@ class Bench:
         return under_way + sum(int(cell["unexpected_failures"]) for cell in self._cells)
 
     def document(self) -> Document:
-        """All cells so far, the one that was interrupted (if it has anything) as the last."""
+        """All cells of the folder, one that was interrupted (if it has anything) last; none until one was measured."""
         cells = list(self._cells)
         if self._running is not None and self._running.window.measured:
             cells.append(self._running.document(interrupted=True))
@@ -85,7 +88,7 @@ class Bench:
             "ended": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": asdict(Machine.here()),
             "versions": self._versions,
-            "cells": cells,
+            "cells": [*self._earlier, *cells] if cells else [],
         }
 
 
@@ -109,12 +112,12 @@ def _shared(about: Description, status: ClusterStatus, options: Options) -> Docu
             f"profile {profile.name} is of another pipeline: it has {len(profile.stages)} stages",
             field="profile", value=len(profile.stages), limit=about.stages,
         )  # fmt: skip
-    facts = ("pipeline", "model", "stages", "block_tokens", "wave_tokens", "policy", "link")
+    facts = ("pipeline", "model", "stages", "block_tokens", "wave_tokens", "policy", "mode", "link")
     return {name: getattr(pipeline, name) for name in facts} | {
         "deadline_s": options.deadline_s,
         "preload": options.preload,
         "profile": profile.name if profile else None,
-        "speed_up": options.speed_up,
+        "speed_up": options.speed_up or speed_up_of(about.model),
     }
 
 

@@ -49,7 +49,8 @@ class Options:
     most_under_way: int = 1024
     """In an open loop."""
     profile: Profile | None = None
-    speed_up: float = 1.0
+    speed_up: float | None = None
+    """How much faster than the profile the stages run; None: as the model's name says."""
     request_prefix: str = ""
     """Names requests by their number, for whoever looks them up in traces; empty leaves names to the client."""
     tail: bool = True
@@ -196,7 +197,7 @@ class RunningCell:
     def _most(self, finished: Sequence[Sample], cached: Sequence[int]) -> float:
         assert self._options.profile is not None
         prompts = [(one.prompt_tokens, tokens, 1.0) for one, tokens in zip(finished, cached, strict=True)]
-        return self._options.profile.bound(prompts) * self._options.speed_up
+        return self._options.profile.bound(prompts) * (self._options.speed_up or speed_up_of(self._about.model))
 
     def _seen(self) -> Document:
         """From the two statuses; None where one is missing or they cannot be compared."""
@@ -230,6 +231,13 @@ class RunningCell:
                 "shorten them with --scale or --prompt-tokens",
                 field="scale", value=prompt.tokens, limit=self._about.window,
             )  # fmt: skip
+
+
+def speed_up_of(model: str) -> float:
+    """What an emulated model's name says of it (`speedup=4`); 1 where it says nothing. The stages took the name."""
+    kind, _, settings = model.partition(":")
+    said = [part for part in settings.split(",") if part.startswith("speedup=")] if kind == "emulated" else []
+    return float(said[0].removeprefix("speedup=")) if said else 1.0
 
 
 def _extent(cell: Cell, concurrency: int, tail: bool) -> Extent:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,22 +29,21 @@ class Store:
 
     def done(self, name: str, settings: Document) -> Document | None:
         """The cell's document if it need not be measured again. Raises InvalidRequest if other settings made it."""
-        path = self._path(name)
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        found = _read(self._path(name))
+        if found is None:
             return None
-        except (OSError, ValueError, RecursionError) as error:
-            raise InvalidRequest(f"cannot read {path}: {error}", field="out", value=str(path)) from error
-        if not _is_cell(found):
-            raise InvalidRequest(f"{path} holds no measured cell", field="out", value=str(path), limit=SCHEMA)
-        differing = [key for key in settings if found["settings"].get(key) != settings[key]]
-        if differing:
-            raise InvalidRequest(
-                f"{name} was measured in this folder with another {differing[0]}: take another folder",
-                field="out", value=str(found["settings"].get(differing[0])), limit=str(settings[differing[0]]),
-            )  # fmt: skip
+        _same(name, found["settings"], settings)
         return None if found["unexpected_failures"] else found
+
+    def others(self, names: Collection[str], shared: Document) -> list[Document]:
+        """Cells that earlier benches left here beside `names`, in order of time: the summary keeps them.
+
+        Raises InvalidRequest if one is of another pipeline: its settings are not `shared`."""
+        found = [cell for path in sorted((self.folder / "cells").glob("*.json")) if (cell := _read(path)) is not None]
+        beside = [cell for cell in found if cell["name"] not in names]
+        for cell in beside:
+            _same(cell["name"], cell["settings"], shared)
+        return sorted(beside, key=lambda cell: str(cell["began"]))
 
     def put(self, document: Document) -> None:
         self.write(self._path(document["name"]), document)
@@ -64,11 +64,34 @@ class Store:
         return self.folder / "cells" / f"{name}.json"
 
 
+def _read(path: Path) -> Document | None:
+    """None if there is no such file. Raises InvalidRequest if it holds no cell."""
+    try:
+        found: Document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"cannot read {path}: {error}", field="out", value=str(path)) from error
+    if not _is_cell(found):
+        raise InvalidRequest(f"{path} holds no measured cell", field="out", value=str(path), limit=SCHEMA)
+    return found
+
+
+def _same(name: str, found: Document, settings: Document) -> None:
+    differing = [key for key in settings if found.get(key) != settings[key]]
+    if differing:
+        raise InvalidRequest(
+            f"{name} was measured in this folder with another {differing[0]}: take another folder",
+            field="out", value=str(found.get(differing[0])), limit=str(settings[differing[0]]),
+        )  # fmt: skip
+
+
 def _is_cell(found: Any) -> bool:
     """Whether `done` can tell what was measured."""
     return (
         isinstance(found, dict)
         and found.get("schema") == SCHEMA
         and isinstance(found.get("settings"), dict)
+        and isinstance(found.get("name"), str)
         and isinstance(found.get("unexpected_failures"), int)
     )

@@ -6,11 +6,13 @@ alive that the controller does not hear from. Called by `status.py`; programs ta
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from wavepp.commands._shared import state_in_words
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
     from wavepp_proto.v1 import admin_pb2 as pb
@@ -22,26 +24,51 @@ STAGE_COLUMNS = (
     "states\nheld+cached\n/total", "waves", "beat ms",
 )  # fmt: skip
 EXPLAINED = "held: in use by a request; cached: reusable, held by nobody, given up when room is needed"
+ADDRESS = 1
+TIERS = (5, 6)
+"""Of STAGE_COLUMNS: left out where no stage has any."""
+STAGE_IMPORTANCE = (0, 8, 4, 1, 6, 5, 7, 3, 2)
+LEAST_COLUMNS = 4
+ENDLESS = 10_000
+BELIEVED_ERROR = 0.15
+"""The controller's own limit, which the client cannot import: a test compares them."""
 REQUEST_COLUMNS = ("request", "pipeline", "state", "prompt", "endpoint", "computed", "age ms")
+REQUEST_FIGURES = 3
+"""Columns from here on are numbers."""
 
 
-def stages(pipeline: pb.PipelineStatus) -> Table:
-    """One line a daemon, and one for each place without one."""
-    from rich.table import Table
-
-    table = Table(*STAGE_COLUMNS, title=title(pipeline), caption=EXPLAINED)
-    for column in table.columns:
-        column.overflow = "fold"  # a narrow terminal wraps an address, it must not cut it
+def stages(pipeline: pb.PipelineStatus, console: Console | None = None) -> Table:
+    """One line a daemon, and one for each place without one; columns that say least are left out until `console` has room
+    for the others. No figure is cut or wrapped, an address is wrapped last."""
     rows = {_place(daemon.key): stage_row(pipeline, daemon) for daemon in pipeline.daemons}
     rows = {**{_place(key): missing_row(_name(pipeline, key)) for key in pipeline.missing}, **rows}
-    for _, row in sorted(rows.items()):
-        table.add_row(*row)
+    lines = [row for _, row in sorted(rows.items())]
+    kept = [at for at in STAGE_IMPORTANCE if at not in TIERS or any(line[at] != NONE for line in lines)]
+    while True:
+        table = _stage_table(pipeline, sorted(kept), lines)
+        if console is None or len(kept) <= LEAST_COLUMNS:
+            return table
+        if console.measure(table, options=console.options.update(max_width=ENDLESS)).maximum <= console.width:
+            return table
+        kept.pop()
+
+
+def _stage_table(pipeline: pb.PipelineStatus, shown: Sequence[int], lines: Sequence[Sequence[str]]) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title(pipeline), caption=EXPLAINED)
+    for at in shown:
+        table.add_column(STAGE_COLUMNS[at], overflow="fold", no_wrap=at != ADDRESS)
+    for line in lines:
+        table.add_row(*(line[at] for at in shown))
     return table
 
 
 def title(pipeline: pb.PipelineStatus) -> str:
     parts = [f"{pipeline.pipeline}: {pipeline.state}", f"formation {pipeline.formation}", pipeline.model]
     parts += [f"link {pipeline.link}"] if pipeline.link else []
+    parts += [f"policy {pipeline.policy}"] if pipeline.policy else []
+    parts += [f"mode {pipeline.mode}"] if pipeline.mode else []
     parts += [f"{pipeline.queued_requests} queued", f"{pipeline.running_requests} running"]
     return ", ".join(filter(None, parts))
 
@@ -67,10 +94,42 @@ def missing_row(name: str) -> tuple[str, ...]:
     return (name, *[NONE] * (len(STAGE_COLUMNS) - 2), "missing")
 
 
+def learnt(pipeline: pb.PipelineStatus) -> list[str]:
+    """What waves were learnt to take, stage by stage, and whether the planner goes by it."""
+    known = [daemon for daemon in pipeline.daemons if daemon.HasField("costs")]
+    said = [_costs(daemon) for daemon in known]
+    doubted = [in_words(daemon.key) for daemon in known if daemon.costs.error > BELIEVED_ERROR]
+    if pipeline.policy == "adaptive" and pipeline.state == "serving":
+        if doubted or len({daemon.key.stage for daemon in known}) < pipeline.stages:
+            why = f"{', '.join(doubted)}: off by more than {BELIEVED_ERROR:.0%}" if doubted else "too few waves yet"
+            said.append(f"mpu plans for now: the stages' times are not known well enough ({why})")
+        elif known:
+            said.append("adaptive plans with these times")
+    return said
+
+
+def _costs(daemon: pb.StageStatus) -> str:
+    costs = daemon.costs
+    return (
+        f"{in_words(daemon.key)}: {costs.c_us / 1e3:.2f} ms a wave + {costs.b_us:.3g} ms a thousand tokens + "
+        f"{costs.a_us * 1e3:.3g} ms a million (token, token before it) pairs + {costs.g_us:.3g} ms a thousand prefix "
+        f"tokens of a chunk; off by {costs.error:.1%} of late, {costs.samples} waves"
+    )
+
+
+def in_words(key: pb_common.DaemonKey) -> str:
+    """`stage 1`, or `stage 1 rank 2`."""
+    from wavepp_proto import convert
+
+    return convert.daemon_key_from_pb(key).place
+
+
 def requests(live: list[pb.RequestStatus]) -> Table:
     from rich.table import Table
 
-    table = Table(*REQUEST_COLUMNS)
+    table = Table()
+    for at, column in enumerate(REQUEST_COLUMNS):
+        table.add_column(column, overflow="fold", no_wrap=at >= REQUEST_FIGURES)
     for request in live:
         table.add_row(
             request.request_id, request.pipeline, request_state(request), str(request.prompt_tokens),

@@ -99,9 +99,13 @@ def bench(
         typer.Option("--profile", envvar="WAVEPP_PROFILE", help="Device profile (name or file), for its bound."),
     ] = None,
     speed_up: Annotated[
-        float,
-        typer.Option("--speed-up", envvar="WAVEPP_SPEED_UP", help="How much faster than the profile the stages run."),
-    ] = 1.0,
+        float | None,
+        typer.Option(
+            "--speed-up",
+            envvar="WAVEPP_SPEED_UP",
+            help="How much faster than the profile the stages run; by default as the emulated model says.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", envvar="WAVEPP_OUT", help="Folder of the results; cells found there are not repeated."),
@@ -130,7 +134,8 @@ def bench(
 
     try:
         _in_range("deadline_s", deadline_s, MAX_DEADLINE_MS / 1000)
-        _in_range("speed_up", speed_up, MOST_SPEED_UP)
+        if speed_up is not None:
+            _in_range("speed_up", speed_up, MOST_SPEED_UP)
         like = Cell(
             lengths=lengths, prompt_tokens=prompt_tokens, seed=seed, scale=scale, speed=speed, minutes=minutes,
             requests=requests, seconds=seconds, warmup=warmup,
@@ -167,7 +172,7 @@ def bench(
         run(work())
     finally:
         _show(bench.document(), store, as_json)
-        if plots:
+        if plots or _is_drawn(store):
             _draw(bench.document(), store, timeline)
     if bench.unexpected_failures:
         raise typer.Exit(1)
@@ -244,6 +249,13 @@ def _show(document: Document, store: Store, as_json: bool) -> None:
     else:
         print_tables(document)
     console().print(f"all of it in {store.folder / 'bench.json'}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _is_drawn(store: Store) -> bool:
+    """Whether an earlier bench drew a page here, out of date now; left alone without matplotlib."""
+    from importlib.util import find_spec
+
+    return (store.folder / "report.html").is_file() and find_spec("matplotlib") is not None
 
 
 def _draw(document: Document, store: Store, timeline: Path | None) -> None:

@@ -173,7 +173,10 @@ def _print(outcomes: list[PrefillOutcome], as_json: bool) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table("#", "prompt", "cached", "endpoint", "limited by", "admission ms", "prefill ms", "first token")
+    headings = ("#", "prompt", "cached", "endpoint", "limited by", "admission\nms", "prefill\nms", "first\ntoken")
+    table = Table(*headings)
+    for column in table.columns[:4] + table.columns[5:7]:
+        column.no_wrap = True  # a narrow terminal wraps words, no figure
     for outcome in outcomes:
         if outcome.result is None:
             continue

@@ -128,6 +128,8 @@ def fit(
     profile = _typed(lambda: _fitted(start, measured, weight, least, str(cells)))
     _typed(profile.check)
     _typed(lambda: write_file("out", out, profile.to_json()))
+    for doubt in profile.provenance["doubts"]:
+        typer.echo(f"warning: {doubt}", err=True)
     shown = Console()
     shown.print(_stages(profile))
     shown.print(_fractions(profile.provenance["residuals"]))
@@ -149,8 +151,8 @@ def _start(base: str | None, stages: int, name: str, wave_tokens: int | None, po
 def _fitted(
     start: Profile, measured: Sequence[Cell], shares: Sequence[float], least_c_us: float, cells: str
 ) -> Profile:
+    from wavepp.profile_fit import doubts, residuals
     from wavepp.profile_fit import fit as fit_costs
-    from wavepp.profile_fit import residuals
 
     slowest = fit_costs(measured, start.wave_tokens, least_c_us)
     stages = tuple(
@@ -161,6 +163,7 @@ def _fitted(
         "figures": cells,
         "method": "wavepp profile fit",
         "least_c_us": least_c_us,
+        "doubts": list(doubts(slowest, measured, start.wave_tokens)),
         "residuals": [one.as_dict() for one in residuals(slowest, measured, start.wave_tokens)],
     }
     return replace(start, stages=stages, provenance=told)
@@ -213,7 +216,19 @@ def _typed(work: Callable[[], T]) -> T:
 def _stages(profile: Profile) -> Table:
     from rich.table import Table
 
-    table = Table("stage", "c us", "b us", "a us", "g us", "blocks", "host", "states", title=profile.name)
+    headings = (
+        "stage",
+        "c us\na wave",
+        "b us\na token",
+        "a us\na pair",
+        "g us\na prefix\ntoken",
+        "blocks",
+        "host",
+        "states",
+    )
+    table = Table(*headings, title=profile.name)
+    for column in table.columns:
+        column.no_wrap = True
     for number, stage in enumerate(profile.stages):
         costs = stage.costs
         table.add_row(
@@ -230,7 +245,7 @@ def _provenance(profile: Profile) -> list[str | Table]:
     told = profile.provenance
     try:
         said: list[str | Table] = [f"{key}: {told[key]}" for key in ("figures", "devices", "method") if key in told]
-        said += [f"{key}: {line}" for key in ("sources", "assumed") for line in told.get(key, ())]
+        said += [f"{key}: {line}" for key in ("sources", "assumed", "doubts") for line in told.get(key, ())]
         if rest := told.get("residuals"):
             said.append(_fractions(rest))
     except (KeyError, TypeError, ValueError) as error:
@@ -243,6 +258,8 @@ def _fractions(rest: Sequence[dict[str, Any]]) -> Table:
     from rich.table import Table
 
     table = Table("family", "tokens (cached)", "c", "system", "fitted", "tokens/s", "bound", "fraction")
+    for column in table.columns[2:3] + table.columns[5:]:
+        column.no_wrap = True  # a narrow terminal wraps words, no figure
     for one in rest:
         shapes = [f"{tokens} ({cached})" if cached else str(tokens) for tokens, cached, _ in one["shapes"]]
         table.add_row(

@@ -11,7 +11,7 @@ from wavepp.commands._shared import Controller, address_of, run, security
 from wavepp_proto.runtime import options as opt
 
 if TYPE_CHECKING:
-    from wavepp_proto.v1 import admin_pb2, common_pb2
+    from wavepp_proto.v1 import admin_pb2
 
 
 def status(
@@ -77,34 +77,19 @@ def _show(reply: admin_pb2.StatusResponse, as_json: bool) -> None:
         highlight=False,
     )
     for pipeline in reply.pipelines:
-        out.print(tables.stages(pipeline))
-        for daemon in pipeline.daemons:
-            if daemon.HasField("costs"):
-                out.print(_costs(daemon), highlight=False)
+        out.print(tables.stages(pipeline, out))
+        for line in tables.learnt(pipeline):
+            out.print(line, highlight=False)
         if pipeline.missing:
-            out.print(f"no daemon for {', '.join(map(_place, pipeline.missing))}", highlight=False)
+            out.print(f"no daemon for {', '.join(map(tables.in_words, pipeline.missing))}", highlight=False)
         if pipeline.HasField("last_fault"):
             out.print(f"last fault: {pipeline.last_fault.reason}: {pipeline.last_fault.message}", highlight=False)
     for member in reply.refused:
-        out.print(f"refused: {_place(member.key)} at {member.address}: {member.error.message}", highlight=False)
+        out.print(
+            f"refused: {tables.in_words(member.key)} at {member.address}: {member.error.message}", highlight=False
+        )
     if reply.requests:
         out.print(tables.requests(list(reply.requests)))
-
-
-def _costs(daemon: admin_pb2.StageStatus) -> str:
-    """What its waves were learnt to take."""
-    costs = daemon.costs
-    return (
-        f"{_place(daemon.key)} takes {costs.c_us / 1e3:.2f} ms a wave, {costs.b_us:.2f} us a token, "
-        f"{costs.a_us * 1e6:.2f} us a million pairs, {costs.g_us * 1e3:.2f} us a thousand prefix tokens: "
-        f"off by {costs.error:.1%}, {costs.samples} reports"
-    )
-
-
-def _place(key: common_pb2.DaemonKey) -> str:
-    from wavepp_proto import convert
-
-    return convert.daemon_key_from_pb(key).place
 
 
 def as_dict(reply: admin_pb2.StatusResponse) -> dict[str, Any]:
