@@ -38,8 +38,8 @@ REQUEST_FIGURES = 3
 
 
 def stages(pipeline: pb.PipelineStatus, console: Console | None = None) -> Table:
-    """One line a daemon, and one for each place without one; columns that say least are left out until `console` has room
-    for the others. No figure is cut or wrapped, an address is wrapped last."""
+    """One line a daemon, and one for each place without one; columns that say least are left out until `console` has
+    room for the others. No figure is cut or wrapped, an address is wrapped last."""
     rows = {_place(daemon.key): stage_row(pipeline, daemon) for daemon in pipeline.daemons}
     rows = {**{_place(key): missing_row(_name(pipeline, key)) for key in pipeline.missing}, **rows}
     lines = [row for _, row in sorted(rows.items())]
