@@ -213,8 +213,8 @@ def test_one_tiny_wave_does_not_undo_a_seed(tokens: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_noise_of_waves_of_one_shape_is_not_taken_for_the_cost_of_their_prefix(seed: int) -> None:
-    """One cold prompt, then 13,120 tokens after 118,000 again and again, on a device whose prefix costs nothing and whose
-    waves are late by some percent."""
+    """One cold prompt, then 13,120 tokens after 118,000 again and again, on a device whose prefix costs nothing and
+    whose waves are late by some percent."""
     true, model, rng = StageCosts(24_375.0, 17.4, 1.06e-4, 0.0), StageModel(), Random(seed)
     same = demand([(118_000, 13_120)])
     for wave in [*(demand([(16_384 * number, 16_384)]) for number in range(8)), *[same] * 200]:
