@@ -176,6 +176,12 @@ def _walk(root: type[WaveppError]) -> list[type[WaveppError]]:
 BY_REASON: dict[str, type[WaveppError]] = {cls.reason: cls for cls in _walk(WaveppError)}
 
 
+def describe(error: WaveppError) -> str:
+    """One line for a person: reason, message, fields."""
+    fields = ", ".join(f"{name}={value}" for name, value in sorted(error.fields.items()))
+    return f"error: {error.reason}: {error.message}" + (f" ({fields})" if fields else "")
+
+
 def from_info(info: ErrorInfo) -> WaveppError:
     """The typed error that `info` describes; an unknown reason becomes a plain WaveppError."""
     cls = BY_REASON.get(info.reason, WaveppError)

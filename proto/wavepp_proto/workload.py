@@ -162,15 +162,15 @@ class Cell(NamedTuple):
 def family(name: str, model: str, concurrency: int, seed: int = 0, tokens: int | None = None) -> Family:
     """The closed loop of a family. `tokens` replaces the length of a family of one length.
 
-    Raises InvalidRequest naming the argument that is unknown or out of range."""
+    Raises InvalidRequest naming the setting that is unknown or out of range, as the commands call it."""
     if name not in FAMILIES:
         raise InvalidRequest(f"no family {name}; known: {' '.join(FAMILIES)}", field="family", value=name)
     if model not in LENGTHS:
-        raise InvalidRequest(f"no model {model}; known: {' '.join(LENGTHS)}", field="model", value=model)
+        raise InvalidRequest(f"no model {model}; known: {' '.join(LENGTHS)}", field="lengths", value=model)
     if concurrency < 1:
         raise InvalidRequest("nobody asks", field="concurrency", value=concurrency, limit=1)
     if tokens is not None and (tokens < 1 or name in ("mixed", "suffix4k")):
-        raise InvalidRequest(f"{name} has no length of {tokens} tokens", field="tokens", value=tokens)
+        raise InvalidRequest(f"{name} has no length of {tokens} tokens", field="prompt_tokens", value=tokens)
     short, long = LENGTHS[model]
     if tokens is not None:
         short, long = (tokens, long) if name.startswith("short") else (short, tokens)

@@ -39,6 +39,12 @@ def test_cells_are_every_family_under_every_load(trace: Path) -> None:
     assert replayed(trace, replace(LIKE, speed=2.5)).name == "conversation-x2.5"
 
 
+def test_a_cell_is_measured_once_when_it_is_named_twice() -> None:
+    loops = closed(("mixed", "short_cold", "mixed"), (4, 8, 4), LIKE)
+    assert [cell.name for cell in loops] == ["mixed-c4", "mixed-c8", "short_cold-c4", "short_cold-c8"]
+    assert [cell.name for cell in arriving(("mixed",), (2, 2.0, 1), LIKE)] == ["mixed-r2", "mixed-r1"]
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [
@@ -54,8 +60,8 @@ def test_cells_are_every_family_under_every_load(trace: Path) -> None:
         ({"warmup": -1}, "warmup"),
         ({"seconds": float("inf")}, "seconds"),
         ({"concurrency": 1, "family": "lukewarm"}, "family"),
-        ({"concurrency": 1, "family": "mixed", "lengths": "gpt"}, "model"),
-        ({"concurrency": 1, "family": "mixed", "prompt_tokens": 9}, "tokens"),
+        ({"concurrency": 1, "family": "mixed", "lengths": "gpt"}, "lengths"),
+        ({"concurrency": 1, "family": "mixed", "prompt_tokens": 9}, "prompt_tokens"),
         ({"trace": "/nowhere"}, "trace"),
         ({"trace": "a" * 5000}, "trace"),
         ({"rate": 1e-320, "family": "mixed"}, "rate"),

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import asdict
 from itertools import cycle, islice
+from random import Random
 from typing import Any
 
 import pytest
@@ -208,6 +209,17 @@ def test_one_tiny_wave_does_not_undo_a_seed(tokens: int) -> None:
     model.observe(tiny, 1.15 * TRUE.demand_us(tiny))
     assert worst(model, TRUE) < 0.1
     assert model.believed
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_noise_of_waves_of_one_shape_is_not_taken_for_the_cost_of_their_prefix(seed: int) -> None:
+    """One cold prompt, then 13,120 tokens after 118,000 again and again, on a device whose prefix costs nothing and
+    whose waves are late by some percent."""
+    true, model, rng = StageCosts(24_375.0, 17.4, 1.06e-4, 0.0), StageModel(), Random(seed)
+    same = demand([(118_000, 13_120)])
+    for wave in [*(demand([(16_384 * number, 16_384)]) for number in range(8)), *[same] * 200]:
+        model.observe(wave, (1 + abs(rng.gauss(0, 0.03))) * true.demand_us(wave))
+    assert model.costs.g_us * same.prefix < 0.01 * true.demand_us(same)
 
 
 def test_times_without_any_rule_are_not_believed() -> None:

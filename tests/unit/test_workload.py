@@ -78,9 +78,9 @@ def test_tokens_lie_in_the_vocabulary_and_prefixes_are_equal(vocabulary: int) ->
     ("arguments", "field"),
     [
         (("nothing", "glm", 8), "family"),
-        (("mixed", "gpt", 8), "model"),
+        (("mixed", "gpt", 8), "lengths"),
         (("mixed", "glm", 0), "concurrency"),
-        (("mixed", "glm", 8, 0, 100), "tokens"),
+        (("mixed", "glm", 8, 0, 100), "prompt_tokens"),
     ],
 )
 def test_a_family_is_refused_by_name_when_an_argument_is_wrong(arguments: tuple[object, ...], field: str) -> None:

@@ -98,7 +98,7 @@ class Cell:
     def arrivals(self) -> Trace:
         """What comes when, in an open loop: the trace, or the family at the rate. Prompts have their full length."""
         if self.trace is not None:
-            read = _read(Path(self.trace))
+            read = read_trace(Path(self.trace))
             read = read if self.minutes is None else read.first(60 * self.minutes)
             read = replace(read, arrivals=read.arrivals[: self.requests])
             return read.faster(self.speed)
@@ -115,11 +115,17 @@ class Cell:
 
 
 def closed(families: Iterable[str], concurrencies: Sequence[int], like: Cell) -> list[Cell]:
-    return [replace(like, family=name, concurrency=count) for name in families for count in concurrencies]
+    """Each once: a cell that is named twice would be measured once and counted twice."""
+    return [
+        replace(like, family=name, concurrency=count)
+        for name in dict.fromkeys(families)
+        for count in dict.fromkeys(concurrencies)
+    ]
 
 
 def arriving(families: Iterable[str], rates: Sequence[float], like: Cell) -> list[Cell]:
-    return [replace(like, family=name, rate=rate) for name in families for rate in rates]
+    """Each once, as in `closed`."""
+    return [replace(like, family=name, rate=rate) for name in dict.fromkeys(families) for rate in dict.fromkeys(rates)]
 
 
 def replayed(trace: Path, like: Cell) -> Cell:
@@ -159,7 +165,8 @@ def _blocks(tokens: float, block_tokens: int) -> int:
     return max(1, int(tokens / block_tokens)) * block_tokens
 
 
-def _read(path: Path) -> Trace:
+def read_trace(path: Path) -> Trace:
+    """A file in Mooncake's format. Raises InvalidRequest where it cannot be read or holds no request."""
     try:
         with path.open(encoding="utf-8") as lines:
             read = workload.mooncake(path.stem, lines)

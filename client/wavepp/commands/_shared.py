@@ -57,8 +57,7 @@ def console() -> Console:
 def explain(error: WaveppError) -> str:
     """One line for a person, with what to do where the error alone does not say."""
     from wavepp._tokenizer import GIVE_PATH, SEND_IDS
-    from wavepp_proto.errors import ControllerUnavailable, DeadlineExpired, TokenizerUnavailable
-    from wavepp_proto.runtime.process import describe
+    from wavepp_proto.errors import ControllerUnavailable, DeadlineExpired, TokenizerUnavailable, describe
 
     said = describe(error)
     if isinstance(error, ControllerUnavailable):

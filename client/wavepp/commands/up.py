@@ -130,8 +130,8 @@ def up(
     from wavepp import profiles
     from wavepp._paths import check_writable, state_dir
     from wavepp.local_cluster import LocalPlan
-    from wavepp_proto.errors import InvalidRequest, WaveppError
-    from wavepp_proto.runtime.process import describe, run_process
+    from wavepp_proto.errors import InvalidRequest, WaveppError, describe
+    from wavepp_proto.runtime.process import run_process
 
     names = {"tls-ca": tls_ca, "tls-cert": tls_cert, "tls-key": tls_key, "tls-server-name": tls_server_name}
     try:

@@ -26,6 +26,9 @@ AFTER_DRIFT = 0.05
 PULL = (1e-3, 1e-4, 1e-4, 1e-3)
 """How firmly a coefficient stays where it was, as a part of what its own column says: it decides only what waves of
 one shape leave open. What cannot be told apart counts as tokens and pairs first: they are what most time goes into."""
+KEPT = (1.0, 1.0, 1.0, 0.5)
+"""Part of a coefficient that the pull holds on to: what waves of one shape and their noise say of the prefix is put
+down to tokens and pairs again, as a prefix that seems to cost keeps waves from being filled up with other requests."""
 PULL_ERROR = 0.05
 """Mean error of predictions for which PULL is made. A pull stands against noise, so it goes with the square of it..."""
 LEAST_PULL = 1e-4
@@ -153,6 +156,6 @@ class StageModel:
         for i, pull in enumerate(PULL):
             firm = firmness * pull * matrix[i][i] + least
             matrix[i][i] += firm
-            right[i] += firm * before[i]
+            right[i] += firm * KEPT[i] * before[i]
         found = solve_nonnegative(matrix, right)
         self.costs = StageCosts(*(value / unit for value, unit in zip(found, UNITS, strict=True)))

@@ -1,7 +1,7 @@
 """Runs a typer app so that a mistake on its command line, or in its environment, is one line and status 2.
 
 Owns the wording of what typer itself refuses (text for a number, an option that is missing or unknown);
-what a command refuses goes through `process.describe`. The three `__main__` modules call `run_app`.
+what a command refuses goes through `errors.describe`. The three `__main__` modules call `run_app`.
 """
 
 from __future__ import annotations

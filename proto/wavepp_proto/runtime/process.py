@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 
-from wavepp_proto.errors import WaveppError
+from wavepp_proto.errors import WaveppError, describe
 
 EXIT_INTERRUPTED = 130
 
@@ -50,9 +50,3 @@ def settle_heap() -> None:
     """
     gc.collect()
     gc.freeze()
-
-
-def describe(error: WaveppError) -> str:
-    """One line for a person: reason, message, fields."""
-    fields = ", ".join(f"{name}={value}" for name, value in sorted(error.fields.items()))
-    return f"error: {error.reason}: {error.message}" + (f" ({fields})" if fields else "")
