@@ -102,6 +102,7 @@ class Executor:
             done = self._ended = Future()
             self._ending.append((formation, done))
             self._condition.notify()
+        formation.ended.set()
         if formation.link is not None:
             formation.link.close()
         return done
@@ -270,7 +271,7 @@ class Executor:
     ) -> tuple[WaveWork, WaveOutcome, int, tuple[RowFault, ...]]:
         """Run one wave: (what ran, outcome, void bitmap, rows voided here)."""
         payload, ready_at = None, current.came.pop(prepared.work.ordinal, 0.0)
-        work = replace(prepared.work, ready_at=ready_at)
+        work = replace(prepared.work, ready_at=ready_at, epoch=current.plan.fence.epoch, ended=current.ended.wait)
         # a row may have become void after this wave was prepared ahead
         void = self._core.read(lambda machine: machine.void_bitmap(work.ordinal))
         if not current.first:
