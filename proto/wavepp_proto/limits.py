@@ -28,6 +28,9 @@ MAX_TRACESTATE_CHARS: Final = 512
 MAX_LANES: Final = 128
 """Rows of one wave: the width of the void bitmap."""
 MAX_ROUND_ENTRIES: Final = 32
+ENGINE_ROUND_TOKENS: Final = 131_072
+"""Tokens of the prompts in one round where an engine's own cache reads them, which takes it a microsecond each while
+the daemon's heartbeats wait: a longer prompt has a round to itself."""
 MAX_ANNOUNCE_FRAMES: Final = 32
 """Frames in one Announce message: bounds what it keeps an event loop busy with."""
 MAX_STREAM_RUNS: Final = 1024

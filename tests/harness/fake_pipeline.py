@@ -277,6 +277,9 @@ def fault(reason: str) -> ErrorInfo:
 class FakePipeline:
     """Feeds the machine and answers its actions until nothing is left to answer."""
 
+    needs_tokens = False
+    """Caches are the engines' own, and match on tokens."""
+
     def __init__(
         self,
         stages: int = 2,
@@ -481,7 +484,7 @@ class FakePipeline:
             plan.fence,
             plan.key,
             plan.pool_blocks,
-            False,
+            self.needs_tokens,
             plan.groups,
             8,
             64,

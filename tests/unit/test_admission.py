@@ -15,6 +15,7 @@ from wavepp_controller.core.events import (
     Tick,
     VotesArrived,
 )
+from wavepp_proto import limits
 from wavepp_proto.hashing import HashScope, hash_blocks
 from wavepp_proto.terms import (
     Admitted,
@@ -77,6 +78,21 @@ def test_round_holds_at_most_32_entries_when_more_are_ready() -> None:
     pipeline.hold = set()
     pipeline.release_held()
     assert [len(names) for names in prepared(pipeline)] == [1, 32, 7]
+
+
+class ReadingPipeline(FakePipeline):
+    needs_tokens = True
+
+
+def test_round_holds_few_tokens_when_the_engines_caches_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "ENGINE_ROUND_TOKENS", 50)
+    pipeline = ReadingPipeline()
+    pipeline.hold = {SendRound}
+    for name, length in (("a", 20), ("b", 20), ("c", 30), ("d", 20), ("long", 70), ("e", 20)):
+        pipeline.submit(name, length)
+    pipeline.hold = set()
+    pipeline.release_held()
+    assert prepared(pipeline) == [["a"], ["b", "c"], ["d"], ["long"], ["e"]]
 
 
 def test_holders_stay_within_the_lanes_when_more_are_ready() -> None:

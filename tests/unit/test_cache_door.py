@@ -137,3 +137,45 @@ async def test_formation_has_a_fault_when_the_engines_cache_raises() -> None:
         assert report.error is not None
         assert report.error.reason == "ENGINE_FAULT"
         assert stage.executor.engine_failed
+
+
+def broken_end(plan: JoinPlan, feed: DigestFeed) -> BlockCache:
+    class BrokenEnd(BlockCache):
+        def executor_stopped(self, formation: int) -> None:
+            raise RuntimeError("page table is gone")
+
+    return BrokenEnd(CacheShape(plan.pool_blocks, plan.block_tokens), feed)
+
+
+async def test_break_is_told_when_the_engines_cache_raises_as_the_formation_ends() -> None:
+    with engine_thread(make_cache=broken_end) as stage:
+        stage.core.post(FormationEnd(stage.events.fence(), time.monotonic()))
+        with pytest.raises(EngineFault, match="page table is gone"):
+            await asyncio.wrap_future(stage.executor.end())
+        assert [report.error is not None for report in stage.reports] == [True]
+        assert stage.executor.engine_failed
+
+
+async def test_break_is_told_before_the_end_when_the_formation_ends_meanwhile() -> None:
+    entered, go = threading.Event(), threading.Event()
+
+    class LateBreak(BlockCache):
+        def lease(self, *args: object, **kwargs: object) -> Lease:
+            entered.set()
+            assert go.wait(PATIENCE_S)
+            raise RuntimeError("page table is gone")
+
+    def late_break(plan: JoinPlan, feed: DigestFeed) -> BlockCache:
+        return LateBreak(CacheShape(plan.pool_blocks, plan.block_tokens), feed)
+
+    with engine_thread(make_cache=late_break) as stage:
+        asked = await begun(stage, stage.round(stage.announce("b", B)))
+        await eventually(entered.is_set)
+        ended = stage.executor.end()
+        ended.add_done_callback(lambda _: stage.order.append(f"{len(stage.reports)} told"))
+        go.set()
+        with pytest.raises(EngineFault, match="page table is gone"):
+            await asked
+        await asyncio.wrap_future(ended)
+        assert stage.order[-1] == "1 told"
+        assert stage.executor.engine_failed

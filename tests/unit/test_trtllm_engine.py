@@ -169,6 +169,15 @@ def test_load_is_refused_by_name_when_the_manager_uses_another_block_size(
     assert (fields["field"], fields["value"], fields["limit"]) == ("block_tokens", "64", str(B))
 
 
+def test_load_is_refused_by_name_when_the_manager_keeps_room_beyond_the_prompt(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stand_in(monkeypatch, extra_kv_tokens=1), pytest.raises(EngineFault) as caught:
+        AloneStage(model)
+    fields = caught.value.fields
+    assert (fields["field"], fields["value"], fields["limit"]) == ("num_extra_kv_tokens", "1", "0")
+
+
 def test_load_is_refused_when_several_stages_have_no_group(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with stand_in(monkeypatch):
         engine = TrtllmEngine(device="cpu")

@@ -63,6 +63,7 @@ class Choosing:
     def choose(self, entries: int, now: float) -> list[Request]:
         """At most `entries` requests to prepare, in order; they are holders now."""
         chosen: list[Request] = []
+        tokens = self._formation.round_tokens
         if self._alone is not None and not self._alone.claims_headroom:
             self._alone = None
         if self._formation.draining or self._alone is not None:
@@ -77,6 +78,9 @@ class Choosing:
             alone = self._demand.oversized(head)
             if alone and any(not holder.current.materialised for holder in self._holders.values()):
                 break  # it may use the headroom once everybody's blocks are taken; nothing overtakes it meanwhile
+            tokens -= head.prompt_tokens
+            if chosen and tokens < 0:
+                break
             retried = head.state is RequestState.WAITING
             self._take(head, alone, now)
             chosen.append(head)

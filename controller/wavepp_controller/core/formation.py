@@ -16,6 +16,7 @@ from wavepp_controller.core.config import ControllerConfig
 from wavepp_controller.core.headroom import headroom_blocks
 from wavepp_controller.core.resume import Streams
 from wavepp_controller.core.verdicts import PipelineFacts
+from wavepp_proto import limits
 from wavepp_proto.errors import JoinRefused, WaveppError
 from wavepp_proto.fence import Standing, check_fence
 from wavepp_proto.terms import (
@@ -124,6 +125,12 @@ class PipelineFormation:
     @property
     def wave_tokens(self) -> int:
         return next(iter(self.daemons.values())).plan.wave_tokens
+
+    @property
+    def round_tokens(self) -> int:
+        """Most tokens that the prompts of one round may have together, unless it is one prompt."""
+        read = any(daemon.reply is not None and daemon.reply.needs_tokens for daemon in self.daemons.values())
+        return limits.ENGINE_ROUND_TOKENS if read else limits.MAX_ROUND_ENTRIES * limits.MAX_PROMPT_TOKENS
 
     @property
     def plans(self) -> tuple[JoinPlan, ...]:

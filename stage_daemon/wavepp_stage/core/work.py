@@ -6,13 +6,15 @@ of a payload follows from the wave command alone, so receives can be posted earl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
 import numpy.typing as npt
 
-from wavepp_proto.terms import Formation, HoldKey, Sampling, TraceContext, WaveOrdinal
+from wavepp_proto.fence import NO_EPOCH
+from wavepp_proto.terms import Epoch, Formation, HoldKey, Sampling, TraceContext, WaveOrdinal
 
 
 class CopyDirection(Enum):
@@ -87,6 +89,11 @@ class WaveWork:
     ready_at: float = 0.0
     """Monotonic seconds at which its command, its activations and its copies had all come; 0 if nobody says.
     Only for engines that model a device's queue."""
+    epoch: Epoch = NO_EPOCH
+    """Formations are counted anew in each: with it, a wave has a name of its own."""
+    ended: Callable[[float], bool] | None = None
+    """Waits for at most so many seconds; whether the formation has ended. For engines whose ranks meet within a wave:
+    one that waits for the others must not wait for a rank that will not run this wave. None: it does not end."""
 
     @property
     def tokens(self) -> int:

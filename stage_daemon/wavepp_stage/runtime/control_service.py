@@ -121,6 +121,7 @@ class ControlService(control_pb2_grpc.StageControlServicer):
         self._check(plan)
         self._core.post(JoinAsked(plan, time.monotonic()))
         await self.leave()
+        self._refuse_fenced()  # the end of the formation before may have shown that the engine is broken
         facts = await self.load(self._engine_plan(plan), lambda done, total: None)
         formation = plan.fence.formation
         timeouts = (plan.deadline_ms / 1000, limits.WAVE_TIMEOUT_MS / 1000)
@@ -181,8 +182,7 @@ class ControlService(control_pb2_grpc.StageControlServicer):
 
     def _check(self, plan: JoinPlan) -> None:
         """Refuse by name what this daemon is not, and everything while its engine is fenced."""
-        if self.fenced:
-            raise EngineFault(f"the engine is fenced: {self.fenced}", field="engine", value="fenced")
+        self._refuse_fenced()
         mine = self._equipment.model
         pairs = (
             ("pipeline", plan.key.pipeline, self._settings.pipeline),
@@ -197,6 +197,10 @@ class ControlService(control_pb2_grpc.StageControlServicer):
         if not 0 <= plan.first_layer < plan.last_layer <= mine.layers:
             band = f"{plan.first_layer}:{plan.last_layer}"
             raise JoinRefused(f"band {band} is not in the model", field="band", value=band, limit=f"0:{mine.layers}")
+
+    def _refuse_fenced(self) -> None:
+        if self.fenced:
+            raise EngineFault(f"the engine is fenced: {self.fenced}", field="engine", value="fenced")
 
     def leave(self) -> asyncio.Future[None]:
         """The core has ended the formation: stop serving it, at once. The answer comes when no wave and no copy

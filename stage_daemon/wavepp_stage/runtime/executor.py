@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from wavepp_proto.errors import FormationEnded, LinkFault, RowVoided, StaleMessage
+from wavepp_proto.errors import FormationEnded, LinkFault, RowVoided, StaleMessage, WaveppError
 from wavepp_proto.terms import JoinPlan, RowFault, WaveCommand, WaveOrdinal
 from wavepp_stage.core.events import ExecutorStopped, PrepareWave, WaveDone, WavePrepared, WaveRetired, WaveWaits
 from wavepp_stage.core.work import WaveWork
@@ -102,6 +102,7 @@ class Executor:
             done = self._ended = Future()
             self._ending.append((formation, done))
             self._condition.notify()
+        formation.ended.set()
         if formation.link is not None:
             formation.link.close()
         return done
@@ -211,7 +212,8 @@ class Executor:
         return "activation" if current.queue[0].ordinal in current.prepared else "preparing"
 
     def _run_job(self, job: Job, cause: str) -> None:
-        broken, current = job.run(self._engine.name), self._formation
+        current = self._formation  # which may end while the job runs
+        broken = job.run(self._engine.name)
         if broken is not None and cause == "admission" and current is not None:
             self._fail(current, broken)  # the cache is the engine's: nothing is sure of it any more
         self._watch.charge(cause)
@@ -269,7 +271,7 @@ class Executor:
     ) -> tuple[WaveWork, WaveOutcome, int, tuple[RowFault, ...]]:
         """Run one wave: (what ran, outcome, void bitmap, rows voided here)."""
         payload, ready_at = None, current.came.pop(prepared.work.ordinal, 0.0)
-        work = replace(prepared.work, ready_at=ready_at)
+        work = replace(prepared.work, ready_at=ready_at, epoch=current.plan.fence.epoch, ended=current.ended.wait)
         # a row may have become void after this wave was prepared ahead
         void = self._core.read(lambda machine: machine.void_bitmap(work.ordinal))
         if not current.first:
@@ -318,15 +320,22 @@ class Executor:
 
     def _finish_formation(self, formation: RunningFormation, done: Future[None]) -> None:
         """No wave of `formation` runs any more and its copies are complete: quarantined blocks may be used again."""
+        broken: WaveppError | None = None
         try:
             self._copier.drain()
             self._core.post(ExecutorStopped(formation.plan.fence.formation, time.monotonic()))
         except Exception as error:
+            broken = typed(error, self._engine.name)
+            self._fail(formation, broken)
             # What hangs may still write: the blocks stay in quarantine, and no new formation begins on them.
             with self._condition:
                 self._hung = formation
-            if done.set_running_or_notify_cancel():
-                done.set_exception(typed(error, self._engine.name))
+        if self.engine_failed and formation.fault is not None and not formation.fault_reported:
+            # It broke while the formation ended: told before the answer, for whoever waits must not begin anew on it.
+            self._report_fault(formation)
+        if not done.set_running_or_notify_cancel():
+            return
+        if broken is None:
+            done.set_result(None)
         else:
-            if done.set_running_or_notify_cancel():
-                done.set_result(None)
+            done.set_exception(broken)

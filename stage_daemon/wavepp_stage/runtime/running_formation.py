@@ -7,6 +7,7 @@ condition: no thread, no lock of its own.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -59,6 +60,8 @@ class RunningFormation:
     """Waves that were found to wait for copies."""
     fault: ErrorInfo | None = None
     fault_reported: bool = False
+    ended: threading.Event = field(default_factory=threading.Event)
+    """Set once it is over, for a wave that still runs."""
 
     @property
     def first(self) -> bool:

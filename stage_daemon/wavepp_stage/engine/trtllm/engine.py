@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from wavepp_proto.errors import EngineFault
+from wavepp_proto.errors import EngineFault, FormationEnded
 from wavepp_proto.terms import RowResult
 from wavepp_stage.engine.base import (
     CopyLot,
@@ -108,6 +108,8 @@ class TrtllmEngine:
         loaded = self._need()
         try:
             return self._run(loaded, wave, payload)
+        except FormationEnded:  # before anything was asked of TensorRT-LLM, on any rank
+            raise
         except Exception as error:
             # Whatever it was, what its layers and its peers have done by now is not known.
             loaded.desk.fence(f"wave {wave.ordinal} failed: {type(error).__name__}: {error}")
@@ -126,7 +128,7 @@ class TrtllmEngine:
         plan = loaded.plan
         _check_wave(wave, plan)
         own = sum(row.void << index for index, row in enumerate(wave.rows))
-        void = loaded.meeting.void_anywhere(own)
+        void = loaded.meeting.void_anywhere(wave, own)
         faults = {index: ELSEWHERE for index in range(len(wave.rows)) if (void & ~own) >> index & 1}
         target = None if plan.is_last else self.receive_buffer(wave.tokens).zero_()
         live = _live_rows(loaded.desk, wave, void)

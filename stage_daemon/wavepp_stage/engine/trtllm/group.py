@@ -1,8 +1,8 @@
 """The torch.distributed group of one load: every daemon of the pipeline, by place.
 
 Owns meeting and leaving. TensorRT-LLM takes ranks from the process's default group, so there is one at a time, and one
-engine in a process. Also the small exchange among the ranks of one stage that its own collectives presuppose: which
-rows all of them can run. Called by `load.py` and `engine.py`, on the executor's thread.
+engine in a process. Makes what the ranks of one stage agree through (`rank_rows.py`), on the same store. Called by
+`load.py` and `engine.py`, on the executor's thread.
 """
 
 from __future__ import annotations
@@ -10,17 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore  # where torch keeps their types
 
 from wavepp_proto.errors import EngineFault
-from wavepp_proto.limits import MAX_LANES, WAVE_TIMEOUT_MS
+from wavepp_proto.limits import WAVE_TIMEOUT_MS
+from wavepp_stage.core.work import WaveWork
 from wavepp_stage.engine.base import EnginePlan, StageGroup
 from wavepp_stage.engine.meeting import gather
-
-_WORD = 32
-"""Bits of one exchanged number: all of them positive."""
+from wavepp_stage.engine.trtllm.rank_rows import RankRows
 
 
 class Meeting:
@@ -28,7 +26,7 @@ class Meeting:
 
     def __init__(self, plan: EnginePlan, backend: str) -> None:
         """Blocks until all have come, or up to the group's time-out. Raises EngineFault."""
-        self._ranks: dist.ProcessGroup | None = None
+        self._rows: RankRows | None = None
         self._met = plan.stages * plan.ranks > 1
         if not self._met:
             return
@@ -51,27 +49,18 @@ class Meeting:
         store = PrefixStore(f"trtllm/{group.name}", served)
         gather(store, group, plan.place)
         dist.init_process_group(backend, store=store, rank=plan.place, world_size=places, timeout=timeout)
-        if plan.ranks == 1:
-            return
-        wait = timedelta(milliseconds=WAVE_TIMEOUT_MS)
-        for stage in range(plan.stages):
-            ranks = list(range(stage * plan.ranks, (stage + 1) * plan.ranks))
-            made = dist.new_group(ranks, timeout=wait, backend="gloo")  # every daemon takes part in making each
-            if stage == plan.stage:
-                self._ranks = made
+        if plan.ranks > 1:
+            own = PrefixStore(f"stage {plan.stage}", store)
+            self._rows = RankRows(own, plan.rank, plan.ranks, WAVE_TIMEOUT_MS / 1000)
 
-    def void_anywhere(self, void: int) -> int:
-        """Rows that are void on any rank of this stage: within a wave the ranks compute together, or not at all."""
-        if self._ranks is None:
-            return void
-        words = [void >> at & (1 << _WORD) - 1 for at in range(0, MAX_LANES, _WORD)]
-        told = torch.tensor(words, dtype=torch.int64)
-        dist.all_reduce(told, op=dist.ReduceOp.BOR, group=self._ranks)
-        return sum(int(word) << index * _WORD for index, word in enumerate(told.tolist()))
+    def void_anywhere(self, wave: WaveWork, void: int) -> int:
+        """Rows that are void on any rank of this stage: within a wave the ranks compute together, or not at all.
+        Raises FormationEnded where it is not at all."""
+        return void if self._rows is None else self._rows.void_anywhere(wave, void)
 
     def leave(self, forget: Callable[[], None] = lambda: None) -> None:
         """End the group without waiting for its other members; `forget` drops what others remember of it."""
-        self._ranks = None
+        self._rows = None
         if self._met and dist.is_initialized():
             dist.destroy_process_group()
             forget()

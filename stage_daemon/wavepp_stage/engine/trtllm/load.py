@@ -111,6 +111,8 @@ def _compare(plan: EnginePlan, manager: compat.Manager) -> None:
         ("enable_block_reuse", manager.enable_block_reuse, True),
         ("events", manager.event_manager is not None, True),
         ("cache groups", compat.manager_kind(manager), ""),
+        # Room beyond the prompt is in no count of the controller's: what fits exactly would wait for ever.
+        ("num_extra_kv_tokens", manager.num_extra_kv_tokens, 0),
     )
     for field, got, want in pairs:
         if got != want:
