@@ -81,7 +81,7 @@ class PlanOptions:
         if (last := drawn.arrivals[-1].at_s) > LONGEST_S:
             raise InvalidRequest(
                 f"the last request of {value} arrives after {last:g} s; at most {LONGEST_S:g} s are played",
-                field=field, value=last, limit=LONGEST_S,
+                field="last_arrival_s", value=last, limit=LONGEST_S,
             )  # fmt: skip
         return drawn
 

@@ -73,7 +73,7 @@ def test_a_prompt_is_refused_when_it_is_longer_than_the_window(device: str) -> N
 
 def test_a_trace_is_refused_when_its_last_request_comes_after_a_day(device: str, tmp_path: Path) -> None:
     asked = ("--profile", device, "--trace", trace_of(tmp_path, 0, 25 * 3600))
-    assert refusal(*asked).endswith("(field=trace, limit=86399.0, value=90000.0)")
+    assert refusal(*asked).endswith("(field=last_arrival_s, limit=86399.0, value=90000.0)")
     faster = CliRunner().invoke(command, ["plan", *asked, "--speed", "2", "--json"])
     assert json.loads(faster.stdout)["requests"] == 2
 
