@@ -1,7 +1,7 @@
 """`wavepp simulate plan`: what a deployment would do with a workload, in virtual time, within seconds.
 
-Owns the options of the command and its words; `planning_load` runs it, `planning_result` counts. The same
-controller and stage cores as in the real system decide. Registered by `__main__`.
+Owns the options of the command and its words; `plan_asked` makes a workload of them, `planning_load` runs it,
+`planning_result` counts. The same controller and stage cores as in the real system decide. Registered by `__main__`.
 """
 
 from __future__ import annotations
@@ -10,27 +10,16 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
 from wavepp import profiles
 from wavepp_controller.core.config import POLICIES
 from wavepp_controller.core.modes import MODES
-from wavepp_proto import workload
-from wavepp_proto.errors import InvalidRequest
-from wavepp_proto.workload import FAMILIES, GOOD_HIT, LENGTHS, Family, Workload
+from wavepp_proto.errors import InvalidRequest, describe
+from wavepp_proto.workload import FAMILIES, GOOD_HIT, LENGTHS, Family
 from wavepp_simulator.capacity import Needed, fewest
-
-ARRIVALS = 256
-"""Of a rate, where nobody says how many: tails are told by the last one in twenty, and it plays in seconds."""
-
-
-class Extent(NamedTuple):
-    """How much of an open loop is played; None: as much as there is, or `ARRIVALS` of a rate."""
-
-    requests: int | None
-    seconds: float | None
 
 
 def plan(
@@ -109,22 +98,29 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", envvar="WAVEPP_JSON", help="Print everything as JSON.")] = False,
 ) -> None:
     """Predict throughput and latency of a family or a trace on a device profile."""
+    from wavepp_simulator.plan_asked import MOST_REPLICAS, MOST_ROUND_MS, PlanOptions, at_most
     from wavepp_simulator.planning import Overheads, config_of, with_block_tokens
     from wavepp_simulator.planning_load import Load
     from wavepp_simulator.planning_result import arrivals_of_bound, summarise
 
+    given = PlanOptions(
+        family=family, lengths=lengths, concurrency=concurrency, seed=seed, prompt_tokens=prompt_tokens, rate=rate,
+        trace=trace, speed=speed, minutes=minutes, requests=requests, seconds=seconds,
+    )  # fmt: skip
     try:
         device = profiles.load(profile)
         if block_tokens is not None:
             device = with_block_tokens(device, block_tokens)
-        extent = Extent(requests, seconds if seconds is not None or minutes is None else minutes * 60)
-        asked = _workload(family, lengths, concurrency, seed, prompt_tokens, rate, trace, speed, extent)
+        given.check(device)
+        at_most("replicas", replicas, MOST_REPLICAS)
+        at_most("round_ms", round_ms, MOST_ROUND_MS)
+        asked = given.workload()
         overheads = Overheads.measured(len(device.stages))
         if round_ms is not None:
             overheads = replace(overheads, round_s=round_ms / 1e3)
         config = config_of(device, policy, mode)
     except InvalidRequest as error:
-        raise typer.BadParameter(error.message) from error
+        raise _refused(error) from None
 
     def run(count: int) -> dict[str, Any]:
         began = time.perf_counter()
@@ -142,11 +138,20 @@ def plan(
             "arrivals_of_bound": None if isinstance(asked, Family) else arrivals_of_bound(device, asked, count),
         }
 
-    if p95_s is not None:
-        _tell_capacity(fewest(run, p95_s, replicas), p95_s, as_json)
-        return
-    told = run(replicas)
-    typer.echo(json.dumps(told) if as_json else _words(told))
+    try:
+        found = run(replicas) if p95_s is None else fewest(run, p95_s, replicas)
+    except InvalidRequest as error:
+        raise _refused(error) from None
+    if isinstance(found, Needed):
+        _tell_capacity(found, p95_s or 0.0, as_json)
+    else:
+        typer.echo(json.dumps(found) if as_json else _words(found))
+
+
+def _refused(error: InvalidRequest) -> typer.Exit:
+    """One line with every field, and status 2 as for what typer refuses itself."""
+    typer.echo(describe(error), err=True)
+    return typer.Exit(2)
 
 
 def _tell_capacity(needed: Needed, p95_s: float, as_json: bool) -> None:
@@ -162,34 +167,6 @@ def _tell_capacity(needed: Needed, p95_s: float, as_json: bool) -> None:
         typer.echo(f"{held} a p95 completion of {p95_s:g} s")
     if needed.replicas is None:
         raise typer.Exit(1)
-
-
-def _workload(
-    family: str,
-    lengths: str,
-    concurrency: int,
-    seed: int,
-    prompt_tokens: int | None,
-    rate: float | None,
-    trace: Path | None,
-    speed: float,
-    extent: Extent,
-) -> Workload:
-    """Raises InvalidRequest."""
-    if bool(family) == (trace is not None):
-        raise InvalidRequest("give either --family or --trace", field="family")
-    if trace is not None:
-        with trace.open() as lines:
-            replayed = workload.mooncake(trace.stem, lines)
-        replayed = replayed if extent.seconds is None else replayed.first(extent.seconds)
-        return replace(replayed, arrivals=replayed.arrivals[: extent.requests]).faster(speed)
-    closed = workload.family(family, lengths, concurrency, seed, prompt_tokens)
-    if rate is None:
-        return closed
-    if extent.seconds is None:
-        return workload.first_arrivals(closed, rate, extent.requests or ARRIVALS).faster(speed)
-    drawn = workload.poisson(closed, rate, extent.seconds)
-    return replace(drawn, arrivals=drawn.arrivals[: extent.requests]).faster(speed)
 
 
 def _words(told: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from wavepp_controller.core.config import ControllerConfig
 from wavepp_controller.core.machine import ControllerMachine
 from wavepp_controller.core.round_pace import RELEASE_LAG_MS, ROUND_REST
 from wavepp_proto import limits
-from wavepp_proto.errors import InternalError, from_info
+from wavepp_proto.errors import InternalError, InvalidRequest, from_info
 from wavepp_proto.profile import Profile
 from wavepp_proto.terms import (
     AnnounceAck,
@@ -56,7 +56,9 @@ INTAKE_US_PER_TOKEN = 0.025
 ANNOUNCE_US_PER_TOKEN = 0.015
 """What an announcement with 129,088 tokens takes beyond a round trip: the first stage is told them."""
 FOREVER_MS = limits.MAX_DEADLINE_MS
-"""A day: longer than anything that is planned."""
+"""A day, the longest that a controller can be told to wait: longer than anything that is planned."""
+LONGEST_S = FOREVER_MS / 1e3 - 1
+"""Virtual time of one plan; after it the controller would begin to ask after stages that it has not heard."""
 Told = Callable[[PrefillEvent, Timings | None], None]
 
 
@@ -121,12 +123,21 @@ class Deployment:
         self.agenda.at(came + self._hop_s, lambda: self._post(ev.Submit(request, self.now)))
 
     def run(self, until: Callable[[], bool]) -> None:
-        """InternalError if nothing is left to happen before the condition holds."""
-        step = self.agenda.step
+        """Raises as `step` does, if the condition does not hold before."""
         while not until():
-            if self.agenda.next_at is None:
-                raise InternalError("nothing is left to happen", field="agenda", value=self.now)
-            step()
+            self.step()
+
+    def step(self) -> None:
+        """What is due next. InvalidRequest if that is later than a plan may last, InternalError if it is nothing."""
+        due = self.agenda.next_at
+        if due is None or (due > LONGEST_S and not self.agenda.foreground):
+            raise InternalError("nothing is left to happen", field="agenda", value=self.now)
+        if due > LONGEST_S:
+            raise InvalidRequest(
+                f"this takes more than {LONGEST_S:g} s of virtual time: ask for less",
+                field="virtual_s", value=due, limit=LONGEST_S,
+            )  # fmt: skip
+        self.agenda.step()
 
     # --- the controller ---------------------------------------------------------------------------
 

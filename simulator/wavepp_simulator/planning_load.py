@@ -119,7 +119,7 @@ class Load:
             ended, quiet = len(self.ended), self._last_s + MOMENT_S
             self.deployment.agenda.at(quiet, lambda: None)
             while len(self.ended) == ended and self.deployment.now < quiet:
-                self.deployment.agenda.step()
+                self.deployment.step()
             if len(self.ended) == ended:
                 break
         return self._last_s

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from wavepp_proto.errors import InvalidRequest
 from wavepp_proto.profile import Profile, StageCosts
 from wavepp_proto.terms import Row
 from wavepp_proto.workload import Trace
@@ -26,9 +27,11 @@ def percentiles(values: Iterable[float], digits: int = 4) -> dict[str, float]:
 
 
 def summarise(profile: Profile, played: Played, replicas: int = 1) -> dict[str, Any]:
-    """Units are in the names; `input` tokens include cached ones."""
+    """Units are in the names; `input` tokens include cached ones. InvalidRequest if no time was measured."""
     done = [one for one in played.measured if not one.failure]
     seconds = played.end - played.start
+    if seconds <= 0:
+        raise InvalidRequest("what was asked took no time", field="measured_s", value=seconds, limit=0)
     best = [(one.prompt.tokens, max(one.cached_tokens, reusable(profile, one.prompt))) for one in done]
     bound_s = least_s(profile, best) / replicas
     really_s = least_s(profile, ((one.prompt.tokens, one.cached_tokens) for one in done)) / replicas

@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 from tests.harness.cluster import Cluster
 from tests.harness.eventually import eventually
 from wavepp import profiles
-from wavepp.__main__ import build_app
 from wavepp.bench.cells import Cell, arriving, closed, replayed
 from wavepp.bench.page import write_page
 from wavepp.bench.report import without_samples
 from wavepp.bench.run import Bench, Plan
 from wavepp.bench.running import Options
 from wavepp.bench.store import Document, Store
+from wavepp.commands.gathered import build_app
 from wavepp_proto.errors import InvalidRequest
 from wavepp_proto.profile import Profile, StageCosts, StageProfile
 

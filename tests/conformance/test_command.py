@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from tests.harness.command import json_lines, wavepp
 from wavepp import local_plan
-from wavepp.__main__ import build_app
+from wavepp.commands.gathered import build_app
 from wavepp.commands.up import RESTART_WINDOW_S, RESTARTS_PER_STAGE, Restarts
 from wavepp.local_plan import PRESET_FORM
 from wavepp_controller.core.config import POLICIES

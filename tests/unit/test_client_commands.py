@@ -12,10 +12,10 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from wavepp.__main__ import build_app
 from wavepp.commands import _status_tables as tables
 from wavepp.commands import prefill as prefill_command
 from wavepp.commands._shared import explain
+from wavepp.commands.gathered import build_app
 from wavepp.testing import Answer, FakeController
 from wavepp_controller.core.stage_model import BELIEVED_ERROR
 from wavepp_proto.errors import DeadlineExpired

@@ -30,8 +30,10 @@ def run_app(app: typer.Typer, arguments: list[str] | None = None) -> NoReturn:
         else:
             sys.stderr.write(f"error: INVALID_REQUEST: {text}{_fields(refusal, given)}\n")
         sys.exit(refusal.exit_code)
-    except typer.Abort:
-        sys.exit(1)
+    except typer.Abort:  # Ctrl-C, as typer passes it on
+        from wavepp_proto.runtime.process import EXIT_INTERRUPTED
+
+        sys.exit(EXIT_INTERRUPTED)
     sys.exit(status if isinstance(status, int) else 0)
 
 
