@@ -48,6 +48,11 @@ def prepared(pipeline: FakePipeline, stage: int = 0) -> list[list[str]]:
     return [[p.key.request_id for p in r.prepares] for r in rounds(pipeline, stage) if r.prepares]
 
 
+def released(pipeline: FakePipeline) -> list[list[str]]:
+    """Request ids of each round that releases something."""
+    return [[release.key.request_id for release in r.releases] for r in rounds(pipeline, 0) if r.releases]
+
+
 def cached(pipeline: FakePipeline, count: int, seed: int = 0) -> None:
     """Every stage says that it holds a prompt."""
     hashes = hash_blocks(HashScope("f1", f"B{BLOCK}"), tokens(count, seed), BLOCK)
@@ -93,6 +98,21 @@ def test_round_holds_few_tokens_when_the_engines_caches_read_them(monkeypatch: p
     pipeline.hold = set()
     pipeline.release_held()
     assert prepared(pipeline) == [["a"], ["b", "c"], ["d"], ["long"], ["e"]]
+
+
+def test_rounds_release_few_tokens_each_when_the_engines_caches_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "ENGINE_ROUND_TOKENS", 50)
+    pipeline = ReadingPipeline()
+    pipeline.hold = {SendWave}
+    for name, length in (("a", 20), ("b", 20), ("c", 30), ("long", 70)):
+        pipeline.submit(name, length)
+    pipeline.hold = {SendRound, SendWave}
+    pipeline.submit("in front", 20)
+    for name in ("a", "b", "c", "long"):
+        pipeline.cancel(name)
+    pipeline.hold = set()
+    pipeline.release_held()
+    assert released(pipeline)[:3] == [["a", "b"], ["c"], ["long"]]
 
 
 def test_holders_stay_within_the_lanes_when_more_are_ready() -> None:

@@ -64,7 +64,8 @@ class Admission:
         self.holders: dict[str, Request] = {}
         """PREPARING, ADMITTED and RUNNING, by request id; at most `lanes`."""
         self.choosing = Choosing(formation, index, config, self._demand, self.holders, out)
-        self._releases: list[Release] = []
+        self._releases: list[tuple[Release, int]] = []
+        """To be sent, each with the tokens of its prompt."""
         self._pace = RoundPace(config.round_rest, config.release_lag_ms / 1e3)
         self._closed = False
         """The admission mode lets no request be prepared now."""
@@ -117,15 +118,16 @@ class Admission:
         self.choosing.leave(request, now)
         self.holders.pop(request.id, None)
         if request.current.announced:
-            self._releases.append(Release(request.key, request.current.last_wave, ended))
+            release = Release(request.key, request.current.last_wave, ended)
+            self._releases.append((release, request.prompt_tokens))
 
     def let_go(self, release: Release) -> None:
         """Release what a daemon holds for nobody, or no longer for its request."""
-        self._releases.append(release)
+        self._releases.append((release, 0))
 
     def releasing(self, key: HoldKey) -> bool:
         """A release of `key` waits for the next round."""
-        return any(release.key == key for release in self._releases)
+        return any(release.key == key for release, _ in self._releases)
 
     def votes(self, key: DaemonKey, votes: Votes, now: float) -> Resolved:
         """Take one daemon's votes; decides once all are there."""
@@ -165,20 +167,18 @@ class Admission:
         self.choosing.bring_back(now)
         if self._rounds.open is not None or self._rounds.full:
             return
-        releases, self._releases = self._releases, []
         revising = [r for r in self.holders.values() if r.current.revise_to is not None]
         revising = revising[: limits.MAX_ROUND_ENTRIES]
         rests = not revising and self._rests(now)
         preparing = [] if closed or rests else self.choosing.choose(limits.MAX_ROUND_ENTRIES - len(revising), now)
         if revising or preparing:
             self._pace.released()
-            self._begin(revising, preparing, releases, now)
-        elif releases and self._pace.holds_back(now, needed=self._room_needed(releases)):
-            self._releases = releases
-        elif releases:
+            self._begin(revising, preparing, self._take_releases(), now)
+        elif self._releases and not self._pace.holds_back(now, needed=self._room_needed()):
             self._pace.released()
-            self._out.count("rounds_release_only")
-            self._out.send(*self._rounds.release_only(releases, now))
+            while self._releases and not self._rounds.full:
+                self._out.count("rounds_release_only")
+                self._out.send(*self._rounds.release_only(self._take_releases(), now))
         self._pace.wait(ready=rests and not closed, releases=bool(self._releases))
 
     def _rests(self, now: float) -> bool:
@@ -186,11 +186,22 @@ class Admission:
         full = len(self.ready) >= limits.MAX_ROUND_ENTRIES
         return not full and self._pace.rests(now, idle=not self.holders) and self.ready.first(now) is not None
 
-    def _room_needed(self, releases: list[Release]) -> bool:
+    def _take_releases(self) -> list[Release]:
+        """Those that the next round tells: one at least, and no more than it may have tokens."""
+        count, tokens = 0, self._formation.round_tokens
+        for _, prompt_tokens in self._releases:
+            tokens -= prompt_tokens
+            if count and tokens < 0:
+                break
+            count += 1
+        taken, self._releases = self._releases[:count], self._releases[count:]
+        return [release for release, _ in taken]
+
+    def _room_needed(self) -> bool:
         """Releases must not wait: for a request without room, a daemon that wants to go, or their own number."""
         head = self.ready.head
         waits = head is not None and head.state is RequestState.WAITING
-        return waits or self._formation.draining or len(releases) >= limits.MAX_ROUND_ENTRIES
+        return waits or self._formation.draining or len(self._releases) >= limits.MAX_ROUND_ENTRIES
 
     def check(self, book: RequestBook) -> list[str]:
         """Findings in words: every hold has its request, every request its place, nothing is forgotten."""

@@ -128,9 +128,10 @@ class PipelineFormation:
 
     @property
     def round_tokens(self) -> int:
-        """Most tokens that the prompts of one round may have together, unless it is one prompt."""
+        """Most tokens that the prompts which one round prepares may have, and those that it releases; one prompt alone
+        may have more."""
         read = any(daemon.reply is not None and daemon.reply.needs_tokens for daemon in self.daemons.values())
-        return limits.ENGINE_ROUND_TOKENS if read else limits.MAX_ROUND_ENTRIES * limits.MAX_PROMPT_TOKENS
+        return limits.ENGINE_ROUND_TOKENS if read else limits.MAX_LANES * limits.MAX_PROMPT_TOKENS
 
     @property
     def plans(self) -> tuple[JoinPlan, ...]:
