@@ -1,1 +1,1 @@
-"""Controller of WavePP (DESIGN.md section 3)."""
+"""Controller of WavePP (DESIGN.md)."""

@@ -1,4 +1,4 @@
-"""Digest algebra (DESIGN.md section 5): what a reader does with snapshots and deltas of one daemon.
+"""Digest algebra (DESIGN.md): what a reader does with snapshots and deltas of one daemon.
 
 Owns count and checksum arithmetic and the reader's cursor: gap, duplicate, reorder and checksum
 mismatch are detected here, and such a daemon counts as holding nothing until one snapshot repaired

@@ -1,4 +1,4 @@
-"""The one gate for staleness (DESIGN.md section 4): called before any handler, on both sides.
+"""The one gate for staleness (DESIGN.md): called before any handler, on both sides.
 
 Owns the comparison of fence tuples; handlers never look at epochs, formations or incarnations.
 """

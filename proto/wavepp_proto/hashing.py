@@ -1,4 +1,4 @@
-"""Chained block hashes that name a whole prefix (DESIGN.md section 5).
+"""Chained block hashes that name a whole prefix (DESIGN.md).
 
 Owns the hash header and the running SHA-256; only the controller hashes prompts. Digest i covers the
 header and tokens[0 : (i + 1) * B], so equal hashes mean equal prefixes of the same model, layout,

@@ -1,4 +1,4 @@
-"""What one stage of a pipeline costs, as numbers: the device profile (DESIGN.md sections 7, 9 and 13).
+"""What one stage of a pipeline costs, as numbers: the device profile (DESIGN.md).
 
 Owns the cost model that planner, emulated engine and virtual time share, the bound it sets to throughput, and its
 JSON form. Pure: who fits a profile, loads one or takes its time lies elsewhere. All times are microseconds of one

@@ -1,4 +1,4 @@
-"""The words of the wire, as types (DESIGN.md section 2).
+"""The words of the wire, as types (DESIGN.md).
 
 Owns: identities, the fence tuple and every message that crosses a process border, as frozen
 dataclasses. Does not own: their protobuf form (`convert.py`), the rules that compare them
@@ -305,7 +305,7 @@ class Prepare:
     snapshots: int = 0
     """Recurrent snapshots this request will take (their room is part of the escrow)."""
     ignore_headroom: bool = False
-    """The one oversized request (DESIGN.md section 6, limits)."""
+    """The one oversized request (DESIGN.md, limits)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""Virtual-time simulator of WavePP (DESIGN.md section 3)."""
+"""Virtual-time simulator of WavePP (DESIGN.md)."""

@@ -1,4 +1,4 @@
-"""What must be true of the whole cluster, beyond what each core checks of itself (DESIGN.md section 11).
+"""What must be true of the whole cluster, beyond what each core checks of itself (DESIGN.md).
 
 Owns the list of rows that each formation executed (I1), what a drained stage may still hold (I2), and
 that stages agree with what a client is told. Reads both cores, changes neither. The engine has I3, the

@@ -1,1 +1,1 @@
-"""Stage daemon of WavePP (DESIGN.md section 3)."""
+"""Stage daemon of WavePP (DESIGN.md)."""

@@ -1,4 +1,4 @@
-"""The contract says what DESIGN.md section 4 says, in services, streams, comments and enum values.
+"""The contract says what DESIGN.md says, in services, streams, comments and enum values.
 
 That it only grows is tests/meta/test_contract_compat.py's; here: shape, words, and that convert knows
 every enum value.
@@ -85,7 +85,7 @@ def fields() -> list[tuple[str, FieldDescriptorProto]]:
 
 
 def test_times_and_counts_name_their_unit_when_they_are_numbers() -> None:
-    """One unit per word (DESIGN.md section 2): durations end in _ms or _us, nothing says seconds or millis."""
+    """One unit per word (DESIGN.md): durations end in _ms or _us, nothing says seconds or millis."""
     wrong = re.compile(r"(_millis|_seconds|_secs|_nanos|timeout|_size|_s)$")
     assert [name for name, _ in fields() if wrong.search(name)] == []
 

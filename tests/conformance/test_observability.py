@@ -1,4 +1,4 @@
-"""What a scrape of a real cluster shows: exact counts of a scripted run (DESIGN.md section 12)."""
+"""What a scrape of a real cluster shows: exact counts of a scripted run (DESIGN.md)."""
 
 from __future__ import annotations
 

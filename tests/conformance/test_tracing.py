@@ -1,4 +1,4 @@
-"""Traces of a real cluster: one per request, complete, without orphans, and drawable (DESIGN.md section 12)."""
+"""Traces of a real cluster: one per request, complete, without orphans, and drawable (DESIGN.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One trace for each request, made by the processes that did the work (DESIGN.md section 12)."""
+"""One trace for each request, made by the processes that did the work (DESIGN.md)."""
 
 from __future__ import annotations
 

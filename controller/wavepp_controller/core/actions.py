@@ -1,4 +1,4 @@
-"""What the controller core asks its shell to do (DESIGN.md sections 3, 6 and 7).
+"""What the controller core asks its shell to do (DESIGN.md).
 
 Owns the action types of `machine.ControllerMachine`; `events` has what it hears, and gives both out under one
 name. An action is carried out in the order of the list, and answered by the event that its docstring names.
@@ -150,7 +150,7 @@ class Span:
 
     request_id: RequestId
     name: str
-    """A name of DESIGN.md section 12."""
+    """A name of DESIGN.md."""
     start: float
     end: float
     attributes: tuple[tuple[str, str | int | float | bool], ...] = ()

@@ -1,4 +1,4 @@
-"""Which requests are prepared, in what order, and what becomes of the votes (DESIGN.md section 6).
+"""Which requests are prepared, in what order, and what becomes of the votes (DESIGN.md).
 
 Owns the holders and the pending releases of one formation. One prepare/revise round is in flight; what
 becomes ready meanwhile shares the next. Does not own who is next (`choosing`), what entries say (`demand`),

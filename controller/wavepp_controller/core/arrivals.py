@@ -1,4 +1,4 @@
-"""Who comes to a pipeline, and why (DESIGN.md section 7): what `plan_adaptive` believes of requests not there yet.
+"""Who comes to a pipeline, and why (DESIGN.md): what `plan_adaptive` believes of requests not there yet.
 
 Owns two observations: how many of the requests that ended somebody new followed within a moment, one for one, as
 clients in a loop do; and how often requests come and how much work they are. Pure numbers, fed at every decision

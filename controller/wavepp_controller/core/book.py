@@ -1,4 +1,4 @@
-"""Living requests of one pipeline, and how each ends exactly once (DESIGN.md section 11, I4).
+"""Living requests of one pipeline, and how each ends exactly once (DESIGN.md, I4).
 
 Owns the requests by id, the count of those not yet admitted (what a bounded queue bounds), their
 deadlines, and the emission of the one terminal event. Does not own holds: whoever ends a request

@@ -1,4 +1,4 @@
-"""Who is prepared next, among requests that hold nothing (DESIGN.md section 6).
+"""Who is prepared next, among requests that hold nothing (DESIGN.md).
 
 Owns the ready order, the parked requests and their hints for one formation. Takes the first of the order as
 long as there is a lane for it; lets it wait behind a holder that computes its prefix; tries an oversized one

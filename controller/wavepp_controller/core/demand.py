@@ -1,4 +1,4 @@
-"""What requests ask of every stage, over the cache groups of one formation (DESIGN.md sections 5 and 6).
+"""What requests ask of every stage, over the cache groups of one formation (DESIGN.md).
 
 Owns the entries of a round (candidates, lowered endpoints, promised snapshots, the oversized exemption), what
 is noted from votes about groups, and the snapshot positions of an admitted request. Does not own when a

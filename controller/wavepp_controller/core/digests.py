@@ -1,4 +1,4 @@
-"""Listening to the digests of one formation (DESIGN.md section 5).
+"""Listening to the digests of one formation (DESIGN.md).
 
 Owns when a fresh snapshot is asked for: once after a gap or mismatch, and again only if none makes
 progress. What a digest says goes into the `index`; a daemon that is out of step counts as empty there.

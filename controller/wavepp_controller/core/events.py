@@ -1,4 +1,4 @@
-"""What the controller core hears and what it asks its shell to do (DESIGN.md sections 3, 6 and 7).
+"""What the controller core hears and what it asks its shell to do (DESIGN.md).
 
 Owns the event and action types between `machine.ControllerMachine` and its shells: the asyncio
 runtime and the virtual-time simulator. `handle(event) -> list[Action]`. `now` is monotonic seconds;

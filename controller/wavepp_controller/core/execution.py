@@ -1,4 +1,4 @@
-"""Waves of one formation: what is sent, and what the reports mean (DESIGN.md section 7).
+"""Waves of one formation: what is sent, and what the reports mean (DESIGN.md).
 
 Owns the lanes (admitted requests with tokens left to schedule, in ranked order), the ring and the positions, which
 advance only by rows written to every daemon's stream. What a wave carries is the

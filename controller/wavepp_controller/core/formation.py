@@ -1,4 +1,4 @@
-"""One life of a pipeline's links and wave order (DESIGN.md sections 4 and 10).
+"""One life of a pipeline's links and wave order (DESIGN.md).
 
 Owns the daemons of a formation: their fences, what they answered to Join, when they were last heard and
 how much room they have. Says who is silent. Does not own requests, nor when to form: `pipeline` does.

@@ -1,4 +1,4 @@
-"""When a pipeline forms, with whom, and how often it is tried (DESIGN.md section 10).
+"""When a pipeline forms, with whom, and how often it is tried (DESIGN.md).
 
 Owns the members, the operator's overrides, formation numbers and the pause between tries. Holds the
 present formation. Does not know requests: `pipeline` ends and begins their service around it.

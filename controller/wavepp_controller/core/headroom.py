@@ -1,4 +1,4 @@
-"""Blocks of every pool that escrows leave alone, when nobody chose a number (DESIGN.md section 6, limits).
+"""Blocks of every pool that escrows leave alone, when nobody chose a number (DESIGN.md, limits).
 
 Owns the rule. What is left alone keeps cached prefixes alive beside the requests at work: two rings' worth
 of waves may be written before anything cached must go. Does not own the setting (`config.floor_blocks`);
@@ -8,7 +8,7 @@ of waves may be written before anything cached must go. Does not own the setting
 from __future__ import annotations
 
 RING_WAVES_PER_STAGE = 2
-"""The ring holds 2P waves (DESIGN.md section 7)."""
+"""The ring holds 2P waves (DESIGN.md)."""
 MOST_OF_POOL = 4
 """Never more than one part in so many: small pools must stay usable."""
 

@@ -1,4 +1,4 @@
-"""What the daemons of one pipeline say, and the streams that carry it (DESIGN.md sections 4, 7 and 11).
+"""What the daemons of one pipeline say, and the streams that carry it (DESIGN.md).
 
 Owns the one gate for what belongs to the present formation, what each message means for the daemon that sent it
 (heard, reconnecting, draining), and when streams are asked for again. Everything else a message brings goes to

@@ -1,4 +1,4 @@
-"""What every stage is thought to hold of a request's prefix (DESIGN.md section 5, hint).
+"""What every stage is thought to hold of a request's prefix (DESIGN.md, hint).
 
 Owns the combination of the index (what digests say) with the chains that requests have just published,
 over the cache groups of one formation, and when a hint is worth computing again. A hint binds nobody.

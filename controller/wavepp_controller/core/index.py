@@ -1,4 +1,4 @@
-"""Which daemon holds which block: the reuse index of one pipeline (DESIGN.md section 5).
+"""Which daemon holds which block: the reuse index of one pipeline (DESIGN.md).
 
 Owns one map per cache group from short hash to bitmask of daemons, fed by digests, and the hint read
 from it. A hint binds nobody: leases are the truth. A daemon whose digest is not in sync counts as

@@ -1,4 +1,4 @@
-"""What a daemon holds, compared with what it should hold (DESIGN.md sections 5 and 11).
+"""What a daemon holds, compared with what it should hold (DESIGN.md).
 
 Owns when inventories are asked for and the comparison: holds and announcements that nobody owns, admitted
 requests whose hold is gone, waves that were executed differently. Acting on the findings is `service`'s

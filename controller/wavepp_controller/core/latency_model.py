@@ -1,4 +1,4 @@
-"""How long a wave takes on each stage of one pipeline, as learnt from wave reports (DESIGN.md section 7).
+"""How long a wave takes on each stage of one pipeline, as learnt from wave reports (DESIGN.md).
 
 Owns the models of a pipeline's daemons by place (stage, rank), and what each was learnt of: an engine and a band of
 layers. Outlives formations: `pipeline` owns it and says who serves where, so that what was learnt of another band is

@@ -1,4 +1,4 @@
-"""The controller core: events in, actions out (DESIGN.md sections 3 and 6).
+"""The controller core: events in, actions out (DESIGN.md).
 
 Owns the door (routing, verdicts, the bound on queued requests), authority, and the routing of every
 event to its pipeline. The shells (asyncio, virtual time) call `handle` for each event, `next_deadline`

@@ -1,4 +1,4 @@
-"""The arithmetic of filling a pipeline (DESIGN.md section 7): pure formulas for `plan_adaptive`.
+"""The arithmetic of filling a pipeline (DESIGN.md): pure formulas for `plan_adaptive`.
 
 All times in microseconds of the slowest stage. Stages in series whose times for a wave are alike take
 

@@ -1,4 +1,4 @@
-"""Who could serve a pipeline: registrations, and whether they fit together (DESIGN.md section 10).
+"""Who could serve a pipeline: registrations, and whether they fit together (DESIGN.md).
 
 Owns the records of one pipeline by place (stage, rank), which of two incarnations of one place counts,
 and the refusals, each with field, value and limit. The earliest registration says what the pipeline

@@ -1,4 +1,4 @@
-"""When requests are prepared and when waves go: the admission modes (DESIGN.md section 6).
+"""When requests are prepared and when waves go: the admission modes (DESIGN.md).
 
 Owns the difference between the modes and nothing else: cache protocol, planner and daemons are the same in all. Called
 by `service` around every pump. `overlapped` is the product; the others are what it is compared with, as they are in

@@ -1,4 +1,4 @@
-"""First come first served within priority classes, with bounded bypass (DESIGN.md section 6, order).
+"""First come first served within priority classes, with bounded bypass (DESIGN.md, order).
 
 Owns an ordered set of requests and the count of who overtook whom: a request goes before those that came
 earlier with a lower priority, until one of them has been overtaken as often as the setting allows; that

@@ -1,4 +1,4 @@
-"""How fast a pipeline works, and when a request behind others would start (DESIGN.md section 6, verdicts).
+"""How fast a pipeline works, and when a request behind others would start (DESIGN.md, verdicts).
 
 Owns the rate over the last few seconds of WORK with a full ring: idle time says nothing about speed, nor does the
 time that a lone wave takes through all stages. Pure numbers, fed by `execution` with what the last stage reports.

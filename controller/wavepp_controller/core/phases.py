@@ -1,4 +1,4 @@
-"""Where the time of one request went (DESIGN.md section 12).
+"""Where the time of one request went (DESIGN.md).
 
 Owns the names of a request's admission phases and the log that sums them for `Timings` and turns them
 into `Span` actions. Every moment from Submit to admitted belongs to exactly one phase.

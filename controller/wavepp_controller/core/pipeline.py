@@ -1,4 +1,4 @@
-"""One pipeline: forms, serves, ends and forms again (DESIGN.md sections 6, 10 and 11).
+"""One pipeline: forms, serves, ends and forms again (DESIGN.md).
 
 Owns what happens to requests when a formation begins or ends. Who forms when is in `forming`, what daemons say in
 `hearing`, the work of a serving formation in `service`, the door in `machine`.

@@ -1,4 +1,4 @@
-"""Policy `adaptive` (DESIGN.md section 7): plans in time, with what the latency model has learnt.
+"""Policy `adaptive` (DESIGN.md): plans in time, with what the latency model has learnt.
 
 Owns how long a wave should take, what of which lane goes into it, and how long it is held back. Lanes are served in
 the order given. While the model is not to be believed, `mpu` plans.

@@ -1,4 +1,4 @@
-"""Policy `fixed` (DESIGN.md section 7): every wave takes up to M tokens, and goes at once.
+"""Policy `fixed` (DESIGN.md): every wave takes up to M tokens, and goes at once.
 
 Owns nothing but the name: `planner` packs. It feeds the latency model all the same, so that a pipeline that ran
 with it is calibrated for the others.

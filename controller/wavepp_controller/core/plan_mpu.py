@@ -1,4 +1,4 @@
-"""Policy `mpu` (DESIGN.md section 7): waves just small enough to keep the pipeline filled.
+"""Policy `mpu` (DESIGN.md): waves just small enough to keep the pipeline filled.
 
 Owns the ladder of budgets, the choice of one by how many waves it would supply, how the choice moves from wave to
 wave, and the wait of a lone small wave for company. Counts tokens, not time: `plan_adaptive` plans in time and falls

@@ -1,4 +1,4 @@
-"""How lanes fill one wave (DESIGN.md section 7), whatever the policy.
+"""How lanes fill one wave (DESIGN.md), whatever the policy.
 
 Owns the packing rules: lanes in the order given, several requests in one wave, interior chunk ends on
 multiples of B and by preference on snapshot points, every stop a chunk end, no empty chunk. Pure: lanes in,

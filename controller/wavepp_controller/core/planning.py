@@ -1,4 +1,4 @@
-"""What a wave planner is (DESIGN.md section 7): one interface, pure and replayable, for every policy.
+"""What a wave planner is (DESIGN.md): one interface, pure and replayable, for every policy.
 
 Owns the view that a policy decides from and the Protocol. A policy sees lanes, what is in flight and its own
 memory of reports; equal calls give equal answers, byte for byte: no clock, no chance, no order of a set. Does

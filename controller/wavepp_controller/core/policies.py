@@ -1,4 +1,4 @@
-"""Planner policies by name (DESIGN.md section 7).
+"""Planner policies by name (DESIGN.md).
 
 Owns the one place where a name becomes an object. A policy belongs to one formation, the latency model that it feeds
 and reads outlives it.

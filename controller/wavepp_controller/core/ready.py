@@ -1,4 +1,4 @@
-"""Requests that are ready to be prepared, in the order in which they may be (DESIGN.md section 6).
+"""Requests that are ready to be prepared, in the order in which they may be (DESIGN.md).
 
 Owns the question whether the first may be tried: it is HINTED, or it is WAITING for room and a later
 capacity of every short daemon covers what was missing, or its timer ran out. While it may not, nothing

@@ -1,4 +1,4 @@
-"""What follows from the votes on one request (DESIGN.md section 5, reconcile).
+"""What follows from the votes on one request (DESIGN.md, reconcile).
 
 Owns the rule that turns what every daemon holds into one decision, and the explanation of the endpoint
 that the `Admitted` event carries. Pure: nothing is sent from here.

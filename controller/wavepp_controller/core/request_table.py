@@ -1,4 +1,4 @@
-"""The life of a request as one table (DESIGN.md section 6).
+"""The life of a request as one table (DESIGN.md).
 
 Owns the states, the inputs and which follows which; `Request.advance` is the only caller. Every pair
 (state, input) is either in TABLE or in IMPOSSIBLE with the reason, and a test walks all of them.

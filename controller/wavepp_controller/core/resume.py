@@ -1,4 +1,4 @@
-"""Streams to one daemon that break and are opened again within a formation (DESIGN.md sections 4 and 11).
+"""Streams to one daemon that break and are opened again within a formation (DESIGN.md).
 
 Owns whether they are open, when to ask for them again, and how often is too often. A broken stream is no
 lost daemon: it is lost when it stays silent. What is sent again once they are open is known by those that

@@ -1,4 +1,4 @@
-"""The window of waves in flight (DESIGN.md section 7): at most R = 2P, one executing and one waiting per stage.
+"""The window of waves in flight (DESIGN.md): at most R = 2P, one executing and one waiting per stage.
 
 Owns slot accounting, which daemon reported which wave, and the comparison of running hashes (invariant
 I1, online). Does not own requests: it says which rows a report concerns and `execution` acts on them.

@@ -1,4 +1,4 @@
-"""Rounds on the wire: numbering, the one that is open, and matching votes to it (DESIGN.md section 6).
+"""Rounds on the wire: numbering, the one that is open, and matching votes to it (DESIGN.md).
 
 Owns round ordinals (per daemon, growing for the life of an epoch), the rounds that are unanswered, which are
 sent again when a daemon's streams were opened again, and the open prepare/revise round with its votes. Does not

@@ -1,4 +1,4 @@
-"""Waiting behind a request that computes the same prefix right now (DESIGN.md section 6, in-flight sharing).
+"""Waiting behind a request that computes the same prefix right now (DESIGN.md, in-flight sharing).
 
 Owns who is parked behind whom, the offer that a holder makes (how far its prefix is shared, and would be
 reusable), and the stop and snapshot that the one in front is given there. A parked request holds nothing

@@ -1,4 +1,4 @@
-"""Where a request takes recurrent snapshots (DESIGN.md section 5, publish).
+"""Where a request takes recurrent snapshots (DESIGN.md, publish).
 
 Owns the choice of positions and how many slots are promised for them: periodic ones, the last full block
 of the prompt, and on demand where a hit was lost for want of one or where another request waits for the

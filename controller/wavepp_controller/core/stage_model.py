@@ -1,4 +1,4 @@
-"""How long a wave takes on one daemon, learnt from its reports (DESIGN.md section 7).
+"""How long a wave takes on one daemon, learnt from its reports (DESIGN.md).
 
 Owns the four coefficients of `wavepp_proto.profile` (c per wave, b per token, a per pair, g per prefix token and
 chunk), fitted online: relative errors, no negative coefficient, outliers weighed down, old waves forgotten; and how

@@ -1,4 +1,4 @@
-"""One wave filled by time instead of tokens (DESIGN.md section 7): the packing of `plan_adaptive`.
+"""One wave filled by time instead of tokens (DESIGN.md): the packing of `plan_adaptive`.
 
 Owns which lanes come in, whole or in part, so that the wave takes about a given time: in the order of the lanes, within
 M tokens, by the rules of `planner.WaveBudget`. Built for one decision and thrown away. Times are microseconds of the

@@ -1,4 +1,4 @@
-"""Spans of admission, as notes in a request's phase log (DESIGN.md section 12).
+"""Spans of admission, as notes in a request's phase log (DESIGN.md).
 
 Owns which attributes each admission span carries. Called by admission and by whoever ends a request;
 decides nothing.

@@ -1,4 +1,4 @@
-"""Verdicts at the door (DESIGN.md section 6): what can never be served is refused at once, typed.
+"""Verdicts at the door (DESIGN.md): what can never be served is refused at once, typed.
 
 Owns the checks of one request against itself, against the model and against the pools. Each raises the
 error that names field, value and limit; nothing is held or queued by then. Does not own the checks

@@ -1,4 +1,4 @@
-"""Hash prompts without stalling the event loop (DESIGN.md section 5)."""
+"""Hash prompts without stalling the event loop (DESIGN.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns the core's Span actions into recorded spans (DESIGN.md section 12).
+"""Turns the core's Span actions into recorded spans (DESIGN.md).
 
 Owns the span ids of live requests: a phase is recorded when it ends, but its children and the stages
 need its id before, so the id of an enclosing phase is reserved by its first child and redeemed when the

@@ -1,4 +1,4 @@
-"""Terms to protobuf and back: the only place that knows both (DESIGN.md section 3).
+"""Terms to protobuf and back: the only place that knows both (DESIGN.md).
 
 For every dataclass X of `terms.py` that crosses the wire there is `x_to_pb(term)` and `x_from_pb(pb)`;
 `from_pb` refuses what a malformed peer could send with InvalidRequest naming field, value and limit.

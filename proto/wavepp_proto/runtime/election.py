@@ -1,4 +1,4 @@
-"""Who is the controller: one leader key in the store, under a lease (DESIGN.md section 10).
+"""Who is the controller: one leader key in the store, under a lease (DESIGN.md).
 
 The epoch is the key's create revision, so each authority has a higher one than all before it.
 `Leadership` is used by the controller; `leader_address` by whoever wants to find it.

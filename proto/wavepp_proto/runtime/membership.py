@@ -1,4 +1,4 @@
-"""The controller's view of who is registered (DESIGN.md section 10).
+"""The controller's view of who is registered (DESIGN.md).
 
 Turns the store's listings and events into changes of membership. Does not register anybody
 (`registrar.py`) and decides nothing about liveness: that is the heartbeat's business. Losing the

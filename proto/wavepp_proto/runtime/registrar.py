@@ -1,4 +1,4 @@
-"""Registration of one daemon in the membership store (DESIGN.md section 10).
+"""Registration of one daemon in the membership store (DESIGN.md).
 
 Keeps the daemon's record under a lease whatever happens to the store, and never stops the daemon
 from serving. Used by the stage daemon's runtime.

@@ -1,4 +1,4 @@
-"""Names of spans and attributes, as constants (DESIGN.md section 12).
+"""Names of spans and attributes, as constants (DESIGN.md).
 
 Owns the vocabulary of a trace: which spans exist, who makes each one, under which parent, and the
 keys of their attributes. Semantic-convention keys are copied as strings, because importing the

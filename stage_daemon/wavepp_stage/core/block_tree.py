@@ -1,4 +1,4 @@
-"""The tree of published blocks: what one stage can reuse (DESIGN.md section 5).
+"""The tree of published blocks: what one stage can reuse (DESIGN.md).
 
 A node stands for a whole prefix: its full hash vouches for every block above it. A node exists only
 while its parent does, so residency along a chain is monotone and the deepest resident block is found

@@ -1,4 +1,4 @@
-"""What the stage core asks of a cache (DESIGN.md section 9).
+"""What the stage core asks of a cache (DESIGN.md).
 
 Owns the Protocol and its answers. `block_cache.BlockCache` implements it for engines that leave
 their cache to us; an engine with a cache manager of its own brings an adapter. The machine

@@ -1,4 +1,4 @@
-"""The stage's side of the digest (DESIGN.md section 5): numbered deltas, or one atomic snapshot.
+"""The stage's side of the digest (DESIGN.md): numbered deltas, or one atomic snapshot.
 
 Changes pile up without a number, where an addition and a removal of the same hash cancel out; the
 next `since` numbers them, a message's worth at a time. What is removed in one call stays in one delta,

@@ -1,4 +1,4 @@
-"""The pages of one digest snapshot, made one by one as they are sent (DESIGN.md section 5).
+"""The pages of one digest snapshot, made one by one as they are sent (DESIGN.md).
 
 Owns an atomic copy of what was resident, and how it is cut into messages: one page after
 the other, across groups. Copying takes a moment under the mutex; making a thousand pages takes a hundred

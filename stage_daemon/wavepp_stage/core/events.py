@@ -1,4 +1,4 @@
-"""What the stage core hears and what it answers (DESIGN.md sections 3, 5 and 7).
+"""What the stage core hears and what it answers (DESIGN.md).
 
 Owns the event and action types between `machine.StageMachine` and its shells: the asyncio runtime
 and the virtual-time simulator. `handle(event) -> list[Action]` is called under the shell's one

@@ -1,4 +1,4 @@
-"""What a stage engine and an activation link are (DESIGN.md sections 8 and 9).
+"""What a stage engine and an activation link are (DESIGN.md).
 
 Owns the two Protocols that the executor drives, and the plain data they exchange. One executor
 thread per daemon calls every method of an engine; nothing else does. Three engines implement
@@ -195,7 +195,7 @@ assert HEADER.size == HEADER_BYTES
 
 @dataclass(frozen=True, slots=True)
 class WaveHeader:
-    """The 64 bytes ahead of every payload (DESIGN.md section 7, execution rules)."""
+    """The 64 bytes ahead of every payload (DESIGN.md, execution rules)."""
 
     formation: int
     ordinal: int

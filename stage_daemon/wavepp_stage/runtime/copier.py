@@ -1,4 +1,4 @@
-"""The copy thread: a stage's copies between device and host, beside the executor (DESIGN.md section 5).
+"""The copy thread: a stage's copies between device and host, beside the executor (DESIGN.md).
 
 Owns the order in which lots run (as handed over, one at a time) and what became of each. Does not own
 which blocks are copied, nor when: the core says so with StartCopies and hears CopiesEnded. Lots come

@@ -1,4 +1,4 @@
-"""The one mutex around the stage core (DESIGN.md section 5).
+"""The one mutex around the stage core (DESIGN.md).
 
 Owns the lock; every thread of a daemon (asyncio: admission, executor: waves, copier) reaches the core
 only through `post`. Critical sections are the core's handlers: microseconds, never I/O. What the core

@@ -58,7 +58,7 @@ from wavepp_stage.runtime.spans import record_copy
 log = get_log("wavepp.stage")
 
 SWITCH_INTERVAL_S = 1e-4
-"""Beside a computing thread an event-loop echo goes from 5.2 ms to 0.2 ms (DESIGN.md section 7)."""
+"""Beside a computing thread an event-loop echo goes from 5.2 ms to 0.2 ms (DESIGN.md)."""
 SERVED = (admission_pb2, digest_pb2, execution_pb2, control_pb2, health_pb2)
 """What reflection lists."""
 

@@ -20,7 +20,7 @@ from wavepp_stage.engine.base import ActivationLink, Payload, WaveHeader
 MATERIALISE_AHEAD = 4
 """Waves prepared beyond the one that runs: their blocks are escrowed, so this only moves work."""
 POSTED_RECEIVES = 2
-"""Receive buffers per edge (DESIGN.md section 7)."""
+"""Receive buffers per edge (DESIGN.md)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""From a silent controller, or a broken engine, to a daemon that is somebody new (DESIGN.md sections 4 and 11).
+"""From a silent controller, or a broken engine, to a daemon that is somebody new (DESIGN.md).
 
 Owns the order: leave the formation at once, wait until no wave and no copy touches a block, then take a
 new incarnation in the core and tell everybody who shows it. What an old message may still say, the gate

@@ -1,4 +1,4 @@
-"""Spans made in the stage's process (DESIGN.md section 12): prepare, execute, wave, copy.
+"""Spans made in the stage's process (DESIGN.md): prepare, execute, wave, copy.
 
 Owns nothing but the mapping from what happened to recorded spans; `Tracer.record` appends a tuple,
 so this is cheap enough for the executor's path.
