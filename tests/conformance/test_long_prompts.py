@@ -75,14 +75,14 @@ async def test_short_prompts_are_answered_while_a_million_tokens_are_on_their_wa
 
 async def test_as_many_requests_as_lanes_share_one_wave_when_the_ring_frees() -> None:
     """A stage that stands still fills the ring; the rest of 128 admitted requests then fits one wave."""
-    leave, rows = threading.Event(), list[int]()
+    leave, rows, stages = threading.Event(), list[int](), 2
 
     def gate(wave: WaveWork) -> None:
         rows.append(len(wave.rows))
         assert leave.wait(60)
 
     prompts = [prompt(100, seed) for seed in range(MAX_LANES)]
-    async with Cluster(stages=2, pool_blocks=(4096,), wave_tokens=16_384, policy="fixed") as cluster:
+    async with Cluster(stages=stages, pool_blocks=(4096,), wave_tokens=16_384, policy="fixed") as cluster:
         engine = cluster.daemons[0].equipment.engine
         assert isinstance(engine, EmulatedEngine)
         engine._gate = gate
@@ -97,7 +97,7 @@ async def test_as_many_requests_as_lanes_share_one_wave_when_the_ring_frees() ->
         results = await asyncio.gather(*running)
         assert [result.first_token for result in results] == [oracle(tokens) for tokens in prompts]
     assert sum(rows) == MAX_LANES
-    assert max(rows) == rows[-1] > MAX_LANES // 2
+    assert len(rows) <= 2 * stages + 1, "what the ring had no place for went in one wave"
 
 
 async def test_sixteen_stages_agree_when_long_and_short_prompts_share_them() -> None:

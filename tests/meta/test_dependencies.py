@@ -29,6 +29,7 @@ def declared(requirements: list[str]) -> set[str]:
 
 CORE = declared(PROJECT["dependencies"])
 EXTRAS = {extra: declared(texts) for extra, texts in PROJECT["optional-dependencies"].items()}
+EXTRAS["trtllm"] |= {"torch"}  # tensorrt-llm pins the one that it is built for
 # Namespaces that several distributions share stand for one of ours; tensorrt_llm is never installed beside the tests.
 DISTRIBUTIONS = dict(metadata.packages_distributions()) | {
     "google": ["protobuf"],
