@@ -128,6 +128,13 @@ def test_waves_are_full_when_there_is_plenty_of_work() -> None:
     assert shape(policy().plan(view(lanes(*[128_000] * 8))).rows) == [("a", 0, M, False)]
 
 
+def test_long_prompt_gets_full_waves_when_the_loop_has_spare_waves() -> None:
+    """16 full waves of work for 4 stages: shorter ones (of 94 ms, as if it stood alone) would only let those behind it
+    overtake."""
+    waiting = [lane("long", 0, 16 * M), *[lane(f"r{number}", 0, 4_096) for number in range(3)]]
+    assert shape(policy().plan(view(waiting, flying([M]))).rows) == [("long", 0, M, False)]
+
+
 def test_wave_is_filled_up_when_there_is_plenty_and_the_rest_costs_no_prefix() -> None:
     wave = policy().plan(view([lane("a", 0, 1_000), *lanes(*[128_000] * 8)[1:]])).rows
     assert shape(wave) == [("a", 0, 1_000, True), ("b", 0, 15_360, False)]

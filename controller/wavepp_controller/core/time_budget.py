@@ -81,14 +81,15 @@ class TimeBudget:
     def _first(self, lane: Lane) -> int:
         """Tokens of the first row: the rest of its request in near-equal times, as many as come nearest to the target.
 
-        Full waves where those do not take longer, and others fill up what the last one leaves.
+        Full waves where those do not take longer, and others fill up what the last one leaves; and where clients in a
+        loop bring work for more waves than stages: shorter ones would only let others overtake a long prompt.
         """
         wave_tokens, costs = self.view.wave_tokens, self.costs
         rest, again = lane.prompt_tokens - lane.start, costs.g_us * lane.start
         least = 1
         if rest <= wave_tokens or (len(self.view.lanes) == 1 and not self.others):
             least = -(-rest // wave_tokens)
-        elif costs.chunk_us(lane.start, wave_tokens) <= self.target:
+        elif (full := costs.chunk_us(lane.start, wave_tokens)) <= self.target or self._plenty(full):
             return wave_tokens
         work, room = costs.chunk_us(lane.start, rest) - again, self.target - again
         pieces = max(least, round(work / room)) if room > 0.0 else least
@@ -128,8 +129,13 @@ class TimeBudget:
 
     def _may_cut(self, took: float) -> bool:
         full = self.costs.chunk_us(self.view.lanes[0].start, self.view.wave_tokens)
-        plenty = self.loop >= (self.view.stages + SPARE_WAVES) * full
-        return plenty or took < min(self.target, full) / 2
+        return self.loop >= self._spare(full) or took < min(self.target, full) / 2
+
+    def _plenty(self, full: float) -> bool:
+        return not self.whole_first and self.loop >= self._spare(full)
+
+    def _spare(self, full: float) -> float:
+        return (self.view.stages + SPARE_WAVES) * full
 
     def _blocks(self, tokens: float) -> int:
         """The nearest number of whole blocks, at least one, in tokens."""
