@@ -140,6 +140,11 @@ def test_wave_is_filled_up_when_there_is_plenty_and_the_rest_costs_no_prefix() -
     assert shape(wave) == [("a", 0, 1_000, True), ("b", 0, 15_360, False)]
 
 
+def test_waves_of_two_tokens_are_filled_up_as_well() -> None:
+    seen = replace(view([lane("a", 1, 30), lane("b", 0, 22), lane("c", 0, 22)]), wave_tokens=2, block_tokens=1)
+    assert sum(row.length for row in policy(GLM).plan(seen).rows) <= 2
+
+
 def test_wave_is_filled_up_when_the_loop_has_spare_waves_and_not_before() -> None:
     """Requests of 131.2 ms, M = 163.84 ms: eight of them are 6.4 full waves for 4 stages, seven 5.6 and not 4 + 2."""
     half_full = [lane(f"r{number}", 0, 13_120) for number in range(8)]

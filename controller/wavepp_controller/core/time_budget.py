@@ -123,7 +123,7 @@ class TimeBudget:
             return False
         if -(-(rest - cut) // full) < -(-rest // full):
             return True
-        parts = range(full // 8, min(full, rest), full // 4)
+        parts = range(full // 8, min(full, rest), max(1, full // 4))
         usual = sum([min(worth * part, again(part)) for part in parts]) / max(1, len(parts))
         return worth * cut > JUDGED * (usual - worth * (-rest % full))
 
