@@ -27,17 +27,18 @@ def run_ranks(folder: Path, port: int, *, tp: int, partition: list[int], blocks:
             [sys.executable, "-m", "tests.harness.fake_ranks", str(rank), str(tp), json.dumps(partition), str(port),
              str(folder)],
             cwd=ROOT, env={**os.environ, **settings, "FAKE_TRTLLM_POOL_BLOCKS": str(own)}, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )
         for rank, own in enumerate(blocks)
     ]  # fmt: skip
     seen = []
     try:
-        for process in processes:
+        # Rank 0 last: the others' store lives in its process, which ends once its input does.
+        for process in reversed(processes):
             out, err = process.communicate(timeout=120)
             if process.returncode:
                 raise subprocess.CalledProcessError(process.returncode, process.args, out, err)
-            seen.append(json.loads(out.splitlines()[-1]))
+            seen.insert(0, json.loads(out.splitlines()[-1]))
     finally:
         for process in processes:
             process.kill()
@@ -87,5 +88,7 @@ def _main(rank: int, tp: int, partition: list[int], port: int, folder: Path) -> 
 if __name__ == "__main__":
     print(json.dumps(_main(int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]), int(sys.argv[4]),
                            Path(sys.argv[5]))), flush=True)  # fmt: skip
+    if sys.argv[1] == "0":
+        sys.stdin.read()
     # A group whose collective failed cannot be taken down in order.
     os._exit(0)
