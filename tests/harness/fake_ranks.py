@@ -31,7 +31,7 @@ def run_ranks(folder: Path, port: int, *, tp: int, partition: list[int], blocks:
         )
         for rank, own in enumerate(blocks)
     ]  # fmt: skip
-    seen = []
+    seen: list[dict[str, Any]] = []
     try:
         # Rank 0 last: the others' store lives in its process, which ends once its input does.
         for process in reversed(processes):

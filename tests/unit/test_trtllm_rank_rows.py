@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.harness.plain_store import PlainStore
 from wavepp_proto.errors import EngineFault, FormationEnded
 from wavepp_proto.terms import Epoch, Formation, WaveOrdinal
 from wavepp_stage.core.work import WaveWork
@@ -14,36 +15,8 @@ from wavepp_stage.engine.trtllm.rank_rows import RankRows
 PATIENCE_S = 30.0
 
 
-class Store:
-    """What a torch.distributed store does, in one process."""
-
-    def __init__(self) -> None:
-        self.held: dict[str, bytes] = {}
-
-    def set(self, key: str, value: str) -> None:
-        self.held[key] = value.encode()
-
-    def add(self, key: str, amount: int) -> int:
-        count = int(self.held.get(key, b"0")) + amount
-        self.held[key] = str(count).encode()
-        return count
-
-    def check(self, keys: list[str]) -> bool:
-        return self.held.keys() >= set(keys)
-
-    def get(self, key: str) -> bytes:
-        return self.held[key]
-
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        assert not expected
-        return self.held.setdefault(key, desired.encode())
-
-    def delete_key(self, key: str) -> bool:
-        return self.held.pop(key, None) is not None
-
-
-def ranks(count: int, wait_s: float = PATIENCE_S) -> tuple[Store, list[RankRows]]:
-    store = Store()
+def ranks(count: int, wait_s: float = PATIENCE_S) -> tuple[PlainStore, list[RankRows]]:
+    store = PlainStore()
     return store, [RankRows(store, rank, count, wait_s) for rank in range(count)]
 
 

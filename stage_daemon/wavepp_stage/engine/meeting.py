@@ -8,21 +8,12 @@ whose load is collective, with whatever store they have in common.
 from __future__ import annotations
 
 import time
-from typing import Protocol
 
 from wavepp_proto.errors import EngineFault
 from wavepp_stage.engine.base import StageGroup
+from wavepp_stage.engine.bounded_store import KeyStore
 
 POLL_S = 0.02
-
-
-class KeyStore(Protocol):
-    """What is needed of a torch.distributed store."""
-
-    def set(self, key: str, value: str) -> None: ...
-
-    def check(self, keys: list[str]) -> bool:
-        """Whether all of them are set; does not wait."""
 
 
 def gather(store: KeyStore, group: StageGroup, place: int) -> None:

@@ -17,8 +17,13 @@ from wavepp_proto.errors import EngineFault
 from wavepp_proto.limits import WAVE_TIMEOUT_MS
 from wavepp_stage.core.work import WaveWork
 from wavepp_stage.engine.base import EnginePlan, StageGroup
+from wavepp_stage.engine.bounded_store import BoundedStore
 from wavepp_stage.engine.meeting import gather
 from wavepp_stage.engine.trtllm.rank_rows import RankRows
+
+STORE_TIMEOUT_S = 10.0
+"""For one answer of the store, which otherwise takes well below a millisecond: a crowded machine shall not end a
+load."""
 
 
 class Meeting:
@@ -26,6 +31,7 @@ class Meeting:
 
     def __init__(self, plan: EnginePlan, backend: str) -> None:
         """Blocks until all have come, or up to the group's time-out. Raises EngineFault."""
+        self._words: BoundedStore | None = None
         self._rows: RankRows | None = None
         self._met = plan.stages * plan.ranks > 1
         if not self._met:
@@ -47,11 +53,15 @@ class Meeting:
         timeout, places = timedelta(seconds=group.timeout_s), plan.stages * plan.ranks
         served = TCPStore(host.strip("[]"), int(port), is_master=False, wait_for_workers=False, timeout=timeout)
         store = PrefixStore(f"trtllm/{group.name}", served)
-        gather(store, group, plan.place)
+        arrivals = BoundedStore(store, STORE_TIMEOUT_S)
+        try:
+            gather(arrivals, group, plan.place)
+        finally:
+            arrivals.close()
         dist.init_process_group(backend, store=store, rank=plan.place, world_size=places, timeout=timeout)
         if plan.ranks > 1:
-            own = PrefixStore(f"stage {plan.stage}", store)
-            self._rows = RankRows(own, plan.rank, plan.ranks, WAVE_TIMEOUT_MS / 1000)
+            self._words = BoundedStore(PrefixStore(f"stage {plan.stage}", store), STORE_TIMEOUT_S)
+            self._rows = RankRows(self._words, plan.rank, plan.ranks, WAVE_TIMEOUT_MS / 1000)
 
     def void_anywhere(self, wave: WaveWork, void: int) -> int:
         """Rows that are void on any rank of this stage: within a wave the ranks compute together, or not at all.
@@ -61,6 +71,8 @@ class Meeting:
     def leave(self, forget: Callable[[], None] = lambda: None) -> None:
         """End the group without waiting for its other members; `forget` drops what others remember of it."""
         self._rows = None
+        if self._words is not None:
+            self._words.close()
         if self._met and dist.is_initialized():
             dist.destroy_process_group()
             forget()

@@ -9,36 +9,19 @@ asks, on the executor's thread; `group.py` makes it.
 from __future__ import annotations
 
 import time
-from typing import Protocol
 
 from wavepp_proto.errors import EngineFault, FormationEnded
 from wavepp_stage.core.work import WaveWork
+from wavepp_stage.engine.bounded_store import Store
 
 GO, OVER = b"go", b"over"
 POLL_S = 0.001
 
 
-class RowStore(Protocol):
-    """What is needed of a torch.distributed store."""
-
-    def set(self, key: str, value: str) -> None: ...
-
-    def add(self, key: str, amount: int) -> int: ...
-
-    def check(self, keys: list[str]) -> bool: ...
-
-    def get(self, key: str) -> bytes: ...
-
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Of a key that is not set and "" expected: sets it. Returns what is there now."""
-
-    def delete_key(self, key: str) -> bool: ...
-
-
 class RankRows:
     """Of one load; every rank of the stage has one, on the same store."""
 
-    def __init__(self, store: RowStore, rank: int, ranks: int, wait_s: float) -> None:
+    def __init__(self, store: Store, rank: int, ranks: int, wait_s: float) -> None:
         self._store, self._rank, self._ranks, self._wait_s = store, rank, ranks, wait_s
         self._before = ""
         """The wave that was agreed on last."""
