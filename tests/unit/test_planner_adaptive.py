@@ -162,6 +162,16 @@ def test_wave_is_not_filled_up_when_the_habit_of_it_reads_more_prefix_than_it_sa
     assert shape(policy(GLM).plan(view([tail, *shorter])).rows)[1:] == [("r0", 0, 3_072, False)]
 
 
+def test_wave_is_filled_up_on_trial_after_eight_that_were_not_and_then_sixteen() -> None:
+    """What is believed, that c is nothing and a prefix costs much, would never be put to the test by equal waves."""
+    planner = policy(StageCosts(10.0, 10.0, 0.0, 0.2))
+    waiting = [lane(f"r{number}", 115_200, 128_320) for number in range(32)]
+    filled = [
+        len(planner.plan(view(waiting, flying([M]), now=1e3 * (at + 1))).rows) > 1 for at in range(8 + 1 + 16 + 2)
+    ]
+    assert [at for at, full in enumerate(filled) if full] == [8, 8 + 1 + 16]
+
+
 def test_work_on_its_way_back_is_that_of_one_round_of_the_crowd() -> None:
     """One prompt of 240,000 tokens long ago does not make the waves of four clients with 12,800 each larger."""
     planner = policy()

@@ -48,6 +48,9 @@ LEAST_WAIT_S = 0.001
 """Nothing waits for less: what is late moves its prediction along, and would be asked for without end."""
 MOST_WAITS = 16
 """Nothing waits more often without a report: predictions that are late for so long say nothing."""
+FIRST_TRIAL = 8
+"""Waves that were not filled up because it does not pay, after which one is all the same; then twice as many, and so
+on. Waves of one shape never tell c from b and g from a, and what was learnt of them would never be put to the test."""
 MOST_SINCE = 1024
 """Requests whose beginning is remembered: more than there are lanes."""
 AS_SLOW = 0.95
@@ -108,6 +111,8 @@ class AdaptivePolicy:
         """The last answer, if it was to wait and nothing was reported since."""
         self._waits = 0
         """Answers to wait since the last report or wave."""
+        self._refused, self._next_trial = 0, FIRST_TRIAL
+        """Waves that were not filled up since the last trial, and how many make the next."""
         self._dated = True
         """Who comes is seen when it comes: the ring has room."""
         self._flights: dict[WaveOrdinal, _Flying] = {}
@@ -148,13 +153,18 @@ class AdaptivePolicy:
         else:
             loop, others = costs.demand_us(ahead), False
             target = self._soonest(view, costs, loop)
-        rows, took = TimeBudget(view, costs, target, loop, others, not self._arrivals.looped).fill()
+        trial = self._refused >= self._next_trial
+        budget = TimeBudget(view, costs, target, loop, others, not self._arrivals.looped, trial)
+        rows, took = budget.fill()
         until = self._hold(view, rows, took, target, costs)
         if until is not None and self._waits < MOST_WAITS:
             self._waits += 1
             self._waiting = (view, Decision(wait_until=until))
             return self._waiting[1]
         self._waits = 0
+        self._refused += budget.refused
+        if trial:
+            self._refused, self._next_trial = 0, 2 * self._next_trial
         if self._held is not None:
             self._hope = 1.0 if len(rows) > self._held[2] else max(LEAST_HOPE, self._hope / 2)
             self._held = None

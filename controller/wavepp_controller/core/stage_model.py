@@ -53,7 +53,7 @@ SEEDED_ERROR = 0.1
 """Error of coefficients that nobody has judged yet."""
 SEED_WAVES = tuple(
     Demand(1.0, tokens, tokens * (prefix + tokens / 2), prefix)
-    for tokens, prefix in ((1, 0), (256, 0), (2_048, 0), (8_192, 0), (16_384, 0), (4_096, 65_536), (16_384, 131_072))
+    for tokens, prefix in ((2_048, 0), (8_192, 0), (16_384, 0), (4_096, 65_536), (16_384, 131_072))
 )
 """Waves of all shapes that a seed counts as reports of: the first real ones correct it, and do not replace it. A tiny
 wave alone would put all that it was off by into the time of a token."""

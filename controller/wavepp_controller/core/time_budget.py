@@ -7,7 +7,7 @@ slowest stage, c apart.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from wavepp_controller.core.makespan import extra_prefix, tokens_for
 from wavepp_controller.core.planner import Lane, WaveBudget
@@ -23,7 +23,7 @@ JUDGED = 64
 """Requests over which the habit of filling waves up is judged."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TimeBudget:
     view: PlanView
     costs: StageCosts
@@ -35,6 +35,10 @@ class TimeBudget:
     """Others than the lanes are usually there: they fill up what the last wave of a request leaves."""
     whole_first: bool = False
     """Who fits in whole goes before the parts of who does not: it ends a wave earlier, and they end no later."""
+    trial: bool = False
+    """Fill the wave up with a part of a request whether that pays or not."""
+    refused: bool = field(init=False, default=False)
+    """A part would have fitted, and did not pay."""
 
     def fill(self) -> tuple[tuple[Row, ...], float]:
         """Rows of the wave, and its time; the first lane always advances."""
@@ -104,7 +108,12 @@ class TimeBudget:
             return 0
         cut = min(room, self._blocks(tokens_for(costs, lane.start, left)), rest - 1)
         cut = cut // self.view.block_tokens * self.view.block_tokens
-        return cut if cut > 0 and self._pays(lane.start, rest, cut) else 0
+        if cut <= 0:
+            return 0
+        if self.trial or self._pays(lane.start, rest, cut):
+            return cut
+        self.refused = True
+        return 0
 
     def _pays(self, start: int, rest: int, cut: int) -> bool:
         """Whether a part of a request, given to a wave that has room, saves more of c than it reads prefix again.
