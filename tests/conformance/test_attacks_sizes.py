@@ -86,7 +86,7 @@ def test_temperature_is_taken_when_it_is_greedy_or_large_enough(temperature: flo
 # --- logits ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.engines("emulated", "engine-thread", why="it looks into a daemon, which is a process here")
+@pytest.mark.engines("emulated", why="others are to be admitted while a wave stands still on the engine's thread")
 @pytest.mark.parametrize(("vocabulary", "requests"), [(200_000, 16), (limits.MAX_VOCABULARY, 4)])
 async def test_every_row_gets_its_logits_when_those_of_one_wave_exceed_a_message(
     vocabulary: int, requests: int
