@@ -130,25 +130,29 @@ class TrtllmEngine:
         own = sum(row.void << index for index, row in enumerate(wave.rows))
         void = loaded.meeting.void_anywhere(wave, own)
         faults = {index: ELSEWHERE for index in range(len(wave.rows)) if (void & ~own) >> index & 1}
-        target = None if plan.is_last else self.receive_buffer(wave.tokens).zero_()
-        live = _live_rows(loaded.desk, wave, void)
-        if not live:
-            return WaveOutcome(target, faults=faults)
         source = None if plan.is_first else self._check_payload(loaded, payload, wave.tokens)
-        batch = compat.make_batch([entry.request for entry in live])
-        order = _batch_order(batch, live)
+        live = _live_rows(loaded.desk, wave, void)
         with compat.on_stream(loaded.executor):
-            rows = payload_rows([(entry.first, entry.row.length) for entry in order], self._device)
-            loaded.port.begin(rows, source, target)
-            logits = compat.forward(loaded.executor, batch)
-            loaded.port.end()
-            results = _sample(loaded, logits, order) if plan.is_last else ()
+            target = None if plan.is_last else self.receive_buffer(wave.tokens).zero_()
+            results = self._forward(loaded, live, source, target) if live else ()
             if self._device.type == "cuda":
                 # The report's compute time, a link on another stream and the next admission all need the work done.
                 torch.cuda.current_stream(self._device).synchronize()
-        for entry in order:
+        for entry in live:
             entry.request.move_to_next_context_chunk()
         return WaveOutcome(target, results, faults)
+
+    def _forward(
+        self, loaded: Loaded, live: list[_Live], source: Tensor | None, target: Tensor | None
+    ) -> tuple[RowResult, ...]:
+        batch = compat.make_batch([entry.request for entry in live])
+        order = _batch_order(batch, live)
+        loaded.port.begin(
+            payload_rows([(entry.first, entry.row.length) for entry in order], self._device), source, target
+        )
+        logits = compat.forward(loaded.executor, batch)
+        loaded.port.end()
+        return _sample(loaded, logits, order) if loaded.plan.is_last else ()
 
     def _check_payload(self, loaded: Loaded, payload: Payload | None, tokens: int) -> Tensor:
         expected = (tokens, PARTS * loaded.hidden)
