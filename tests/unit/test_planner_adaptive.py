@@ -172,6 +172,14 @@ def test_wave_is_filled_up_on_trial_after_eight_that_were_not_and_then_sixteen()
     assert [at for at, full in enumerate(filled) if full] == [8, 8 + 1 + 16]
 
 
+def test_no_wave_is_filled_up_on_trial_when_somebody_would_be_missed() -> None:
+    """Twelve of 155 ms: 10 full waves of 187 ms for 4 stages, of which twelve would be deep enough."""
+    planner = policy(StageCosts(10.0, 10.0, 0.0, 0.2))
+    waiting = [lane(f"r{number}", 115_200, 128_320) for number in range(12)]
+    rows = [planner.plan(view(waiting, flying([M]), now=1e3 * (at + 1))).rows for at in range(40)]
+    assert {len(wave) for wave in rows} == {1}
+
+
 def test_work_on_its_way_back_is_that_of_one_round_of_the_crowd() -> None:
     """One prompt of 240,000 tokens long ago does not make the waves of four clients with 12,800 each larger."""
     planner = policy()

@@ -19,6 +19,8 @@ from wavepp_proto.terms import Row
 SPARE_WAVES = 2.0
 """Full waves beyond P that there must be before requests are cut just to fill waves up: a request in two waves comes
 back one wave later, and the way of an ended prompt to the next admission takes another."""
+DEEP = 2.0
+"""Times as many waves from which on a request that comes back one wave later makes no stage wait."""
 JUDGED = 64
 """Requests over which the habit of filling waves up is judged."""
 
@@ -38,7 +40,7 @@ class TimeBudget:
     trial: bool = False
     """Fill the wave up with a part of a request whether that pays or not."""
     refused: bool = field(init=False, default=False)
-    """A part would have fitted, and did not pay."""
+    """A part would have fitted and did not pay, where trying it all the same costs nobody anything but c and prefix."""
 
     def fill(self) -> tuple[tuple[Row, ...], float]:
         """Rows of the wave, and its time; the first lane always advances."""
@@ -112,7 +114,8 @@ class TimeBudget:
             return 0
         if self.trial or self._pays(lane.start, rest, cut):
             return cut
-        self.refused = True
+        full = costs.chunk_us(self.view.lanes[0].start, self.view.wave_tokens)
+        self.refused = self.loop >= DEEP * self._spare(full)
         return 0
 
     def _pays(self, start: int, rest: int, cut: int) -> bool:
