@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
+import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -206,3 +208,13 @@ async def test_opening_under_way_gives_way_to_a_newer_one() -> None:
         await eventually(lambda: stage.beats[-1].reported_wave == 19)
         assert sum(isinstance(event, StreamsReopened) for event in heard.events) == 1
         assert len(heard.losses()) == 1
+
+
+async def test_link_closed_before_its_streams_took_a_step_leaves_nothing_unawaited() -> None:
+    """Found by the storm of broken connections: the warning is raised where the streams are collected."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        async with linked(Stage()) as (link, _):
+            await link.close()
+        gc.collect()
+    assert [str(warning.message) for warning in said if issubclass(warning.category, RuntimeWarning)] == []

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -91,7 +92,7 @@ class Controller:
             serve_reflection(self._server, prefill_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR)
         if settings.metrics is not None:
             self.observer.serve(settings.metrics)
-            self._spawn(probe_loop(self.observer.loop_delayed), "loop-probe")
+            self._spawn(partial(probe_loop, self.observer.loop_delayed), "loop-probe")
         port = bind_server(self._server, settings.listen, settings.server_security)
         self.address = advertise_address(settings.listen, settings.advertise, port)
         await self._server.start()
@@ -99,15 +100,15 @@ class Controller:
         # leadership, membership, the clock
         self.leadership = Leadership(self._store, settings.cluster, self.address)
         self.members = MemberWatch(self._store, settings.cluster)
-        for work, name in (
-            (self._lead(), "lead"),
-            (self._watch_members(), "members"),
-            (self.shell.tick(), "tick"),
-            (self._report_health(), "health"),
+        for loop, name in (
+            (self._lead, "lead"),
+            (self._watch_members, "members"),
+            (self.shell.tick, "tick"),
+            (self._report_health, "health"),
         ):
-            self._spawn(work, name)
+            self._spawn(loop, name)
         if self._models is not None:
-            self._spawn(self._models.keep(), "latency-models")
+            self._spawn(self._models.keep, "latency-models")
         log.info("listening", address=self.address, cluster=settings.cluster)
 
     async def drain(self, within_s: float) -> int:
@@ -182,10 +183,10 @@ class Controller:
             if await self.shell.changed_within(1.0):
                 await asyncio.sleep(0.1)
 
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        async def guarded() -> None:
+    def _spawn(self, loop: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        async def guarded() -> None:  # calls it itself: a task cancelled before its first step awaits nothing
             try:
-                await work
+                await loop()
             except asyncio.CancelledError:
                 raise
             except Exception as error:  # a loop that ends would leave the controller deaf

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -54,6 +55,8 @@ _Announces = grpc.aio.StreamStreamMultiCallable[bytes, admission_pb2.AnnounceRes
 _Rounds = grpc.aio.StreamStreamMultiCallable[bytes, admission_pb2.Votes]
 _Waves = grpc.aio.StreamStreamMultiCallable[bytes, execution_pb2.WaveResponse]
 """They take their messages serialised: what daemons are sent alike is serialised once."""
+
+_Stream = Callable[[], Coroutine[Any, Any, None]]
 
 REOPEN_PAUSE_S = 0.1
 """Between two tries to open broken streams again; the core ends them when the daemon is silent for too long."""
@@ -142,7 +145,7 @@ class DaemonLink:
         if self._watch is not None:
             self._watch.cancel()
         if not self._lost:
-            self._watch = self._start(self._run_digest(from_seq), "digest")
+            self._watch = self._start(partial(self._run_digest, from_seq), "digest")
 
     # --- opening ----------------------------------------------------------------------------------
 
@@ -150,10 +153,10 @@ class DaemonLink:
         """Start all streams but the digest's; the first word on RunWaves is a heartbeat."""
         self._new_queues()
         self._put_beat(reported_wave)
-        self._start(self._run_announces(), "announce")
-        self._start(self._run_rounds(), "rounds")
-        self._start(self._run_waves(), "waves")
-        self._start(self._beat(), "beat")
+        self._start(self._run_announces, "announce")
+        self._start(self._run_rounds, "rounds")
+        self._start(self._run_waves, "waves")
+        self._start(self._beat, "beat")
 
     async def _reopen(self, reported_wave: WaveOrdinal) -> None:
         while True:
@@ -240,17 +243,19 @@ class DaemonLink:
         )
         self._waves.put_nowait(convert.wave_request_to_pb(beat).SerializeToString())
 
-    def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        task = asyncio.create_task(self._guard(work), name=f"{name}-{self.plan.key}")
+    def _start(self, stream: _Stream, name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._guard(stream), name=f"{name}-{self.plan.key}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
-        """Turn the end of a stream, for whatever cause, into StreamLost."""
+    async def _guard(self, stream: _Stream) -> None:
+        """Turn the end of a stream, for whatever cause, into StreamLost.
+
+        Called here, not by who starts it: cancelled before its first step, a task never awaits what it was given."""
         cause: grpc.aio.AioRpcError | WaveppError | None = None
         try:
-            await work
+            await stream()
         except (grpc.aio.AioRpcError, WaveppError) as error:
             cause = error
         self._ended(judge(self.plan.key, cause))
