@@ -5,8 +5,9 @@ core's own search. Owns the comparison and its counts:
 
     never      an admitted endpoint beyond the truth of that moment
     settled    (every digest was heard, nothing was evicted since) an endpoint, or a hint, short of the truth
+    drained    an index that is not, block for block, what the stages hold
 
-Called by `controller` when it prepares, hears a digest and admits. Decides nothing.
+Called by `controller` when it prepares, hears a digest and admits, by `world` when all has ended. Decides nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wavepp_controller.core.index import short_chain
+from wavepp_controller.core.index import ReuseIndex, short_chain
 from wavepp_proto.hashing import HASH_BYTES
 from wavepp_proto.terms import Admitted, CacheGroup, DaemonKey, Digest, HoldKey
 from wavepp_simulator.ledger import Violation
@@ -105,6 +106,21 @@ class Omniscient:
         self.counts["tokens_lost"] += max(0, truth - event.endpoint)
         self.counts["tokens_possible"] += truth
 
+    def drains(self, controller: SimController) -> None:
+        """Everything has ended: what the digests told of each stage is what it holds."""
+        contents = self._contents(controller) if controller.settled else None
+        if contents is None:
+            return
+        for key, found in zip(controller.links, contents, strict=True):
+            truth = {CacheGroup.ATTENTION: found.blocks, CacheGroup.RECURRENT: found.snapshots}
+            for pipeline in controller.machine.pipelines.values():
+                for group in found.groups:
+                    self.counts["indexes"] += 1
+                    told, held = _indexed(pipeline.index, key, group), _short(truth[group])
+                    if told != held:
+                        what = f"{len(told - held)} it has not, and lacks {len(held - told)} of {len(held)}"
+                        raise Violation("hint", f"of stage {key.short} the index tells {what} in {group.value}")
+
     def _contents(self, controller: SimController) -> list[Contents] | None:
         """Of all stages; None if one of them has left the controller's formation, which it may not know yet."""
         links = controller.links
@@ -129,6 +145,18 @@ def _usable(found: Contents, prefix: list[bytes]) -> bool:
     if CacheGroup.ATTENTION in found.groups and not all(block in found.blocks for block in prefix):
         return False
     return CacheGroup.RECURRENT not in found.groups or prefix[-1] in found.snapshots
+
+
+def _indexed(index: ReuseIndex, key: DaemonKey, group: CacheGroup) -> frozenset[int]:
+    """Short hashes under the bit of a daemon in sync."""
+    bit = index._sources[key].bit
+    assert bit is not None, "every daemon is in sync"
+    shards = index._tables[group]._shards
+    return frozenset(found for shard in shards for found, mask in shard.items() if mask & bit)
+
+
+def _short(blocks: frozenset[bytes]) -> frozenset[int]:
+    return frozenset(short_chain(b"".join(blocks)).tolist())
 
 
 def contents_of(stage: SimStage) -> Contents:

@@ -242,6 +242,7 @@ class World:
     def check_drained(self) -> None:
         """I2: call when idle. A paused stage has not heard yet that everything ended."""
         self._check_core(self.controller)
+        self.omniscient.drains(self.controller)
         for stage in self.stages:
             if stage.process.alive and not stage.process.paused:
                 self._check_core(stage)
