@@ -23,7 +23,8 @@ def totals_in_words(totals: Totals, seconds: float) -> str:
             f"requests: {ends}",
             f"admissions {reuse['admissions']}: {reuse['equal']} at the endpoint of an omniscient cache, the others "
             f"lost {reuse['tokens_lost']} of {reuse['tokens_possible']} reusable tokens",
-            f"compared with the truth: hints {reuse['hints']}, indexes {reuse['indexes']}, endpoints {reuse['held_to_truth']}",
+            f"compared with the truth: hints {reuse['hints']}, indexes {reuse['indexes']}, "
+            f"endpoints {reuse['held_to_truth']}",
             f"waited behind the same prefix {counters['shared_requests']}: {counters['shared_tokens']} tokens saved, "
             f"{counters['sharing_wait_ms'] / 1e3:.1f} s waited; streams opened again {counters['streams_reopened']}",
         ]
