@@ -14,11 +14,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc.aio
 
+from wavepp._child import Child
 from wavepp._paths import make_writable
 from wavepp.local_plan import LocalPlan
 from wavepp_proto import convert
@@ -36,25 +36,6 @@ __all__ = ["Child", "LocalCluster", "LocalPlan"]
 
 POLL_S = 0.1
 STOP_S = 15.0
-LOG_TAIL_BYTES = 2000
-
-
-@dataclass(slots=True)
-class Child:
-    name: str
-    process: asyncio.subprocess.Process
-    log: Path
-    log_start: int = 0
-    """Where its part of the log begins: earlier lives wrote what stands before."""
-
-    @property
-    def alive(self) -> bool:
-        return self.process.returncode is None
-
-    def tail(self) -> str:
-        """The end of what it logged."""
-        data = self.log.read_bytes()[self.log_start :][-LOG_TAIL_BYTES:]
-        return data.decode(errors="replace").strip()
 
 
 class LocalCluster:
@@ -68,6 +49,8 @@ class LocalCluster:
         self.etcd: EtcdServer | None = None
         self.children: dict[str, Child] = {}
         self._channel: grpc.aio.Channel | None = None
+        self._gpus: dict[tuple[int, int], str] = {}
+        """The only GPU that the daemon at a place may see."""
 
     async def start(self, say: Callable[[str], None] = lambda text: None) -> admin_pb2.StatusResponse:
         """Bring everything up; the first status in which the pipeline serves.
@@ -77,6 +60,7 @@ class LocalCluster:
         deadline = time.monotonic() + self.plan.timeout_s
         try:
             make_writable("log_dir", self.log_dir)
+            self._gpus = self.plan.gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
             if self.plan.etcd is None:
                 self.etcd = await EtcdServer.start()
                 say(f"etcd {self.etcd.binary.version} at {self.etcd.endpoint} (pid {self.etcd.pid})")
@@ -122,8 +106,7 @@ class LocalCluster:
             argv += ["--layers", plan.layers[stage]]
         if plan.threads is not None:
             argv += ["--threads", str(plan.threads)]
-        own_gpu = plan.engine == "trtllm" and plan.device != "cpu"
-        return await self._spawn(plan.name(stage, rank), argv, stage * plan.ranks + rank if own_gpu else None)
+        return await self._spawn(plan.name(stage, rank), argv, self._gpus.get((stage, rank)))
 
     def _common(self) -> list[str]:
         plan, etcd = self.plan, self._etcd_options()
@@ -143,7 +126,7 @@ class LocalCluster:
             return self.etcd.options
         return EtcdOptions(tuple((plan.etcd or "").split(",")), plan.etcd_ca, plan.etcd_cert, plan.etcd_key)
 
-    async def _spawn(self, name: str, argv: list[str], gpu: int | None = None) -> Child:
+    async def _spawn(self, name: str, argv: list[str], gpu: str | None = None) -> Child:
         """`gpu`: the only one that the process sees; None leaves it all of them."""
         log = self.log_dir / f"{name}.log"
         with log.open("ab") as sink:
@@ -155,7 +138,7 @@ class LocalCluster:
                 stderr=sink,
                 # Ctrl-C in a terminal goes to us alone; we stop the children in order
                 start_new_session=True,
-                env=_environment() | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": str(gpu)}),
+                env=_environment() | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}),
             )
         child = self.children[name] = Child(name, process, log, start)
         return child
@@ -181,6 +164,7 @@ class LocalCluster:
     ) -> admin_pb2.StatusResponse:
         """Until the pipeline serves; `deadline` is a time.monotonic() value."""
         heard: set[DaemonKey] = set()
+        refusals: set[str] = set()
         missing = "the controller knows of no daemon"
         while time.monotonic() < deadline:
             self._check_children()
@@ -195,6 +179,10 @@ class LocalCluster:
                             say(f"{key.place} at {daemon.address} (pid {daemon.pid})")
                     if found.state == "serving":
                         return status
+                    for refusal in _refusals(status).values():
+                        if refusal not in refusals:  # most will be tried again, and may take long to be given up
+                            refusals.add(refusal)
+                            say(refusal)
                     missing = _what_is_missing(found, status)
             await asyncio.sleep(POLL_S)
         raise PipelineUnavailable(
@@ -257,9 +245,15 @@ def _environment() -> dict[str, str]:
     return kept | {"PYTHONUNBUFFERED": "1"}
 
 
+def _refusals(status: admin_pb2.StatusResponse) -> dict[DaemonKey, str]:
+    """Why daemons that are there are not taken in."""
+    keyed = {convert.daemon_key_from_pb(member.key): member.error.message for member in status.refused}
+    return {key: f"{key.place} is refused: {message}" for key, message in keyed.items()}
+
+
 def _what_is_missing(pipeline: admin_pb2.PipelineStatus, status: admin_pb2.StatusResponse) -> str:
-    refused = {convert.daemon_key_from_pb(member.key): member.error.message for member in status.refused}
+    refused = _refusals(status)
     missing = [key for key in map(convert.daemon_key_from_pb, pipeline.missing) if key not in refused]
     found = [f"no daemon for {', '.join(key.place for key in missing)}"] if missing else []
-    found += [f"{key.place} is refused: {message}" for key, message in refused.items()]
+    found += refused.values()
     return "; ".join(found) or pipeline.last_fault.message or f"state {pipeline.state}"

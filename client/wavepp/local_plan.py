@@ -123,6 +123,23 @@ class LocalPlan:
         """(stage, rank) of every daemon, in order."""
         return tuple((stage, rank) for stage in range(self.stages) for rank in range(self.ranks))
 
+    def gpus(self, allowed: str | None) -> dict[tuple[int, int], str]:
+        """The only GPU that each daemon of the trtllm engine may see, in the order of places.
+
+        `allowed`: CUDA_VISIBLE_DEVICES as the operator set it, None if unset. InvalidRequest if it names too few;
+        how many the machine has is for the daemons to find out."""
+        if self.engine != "trtllm" or self.device == "cpu":
+            return {}
+        if allowed is None:
+            return {place: str(number) for number, place in enumerate(self.places)}
+        found = [gpu.strip() for gpu in allowed.split(",") if gpu.strip()]
+        if len(found) < len(self.places):
+            raise InvalidRequest(
+                f"{len(self.places)} daemons of the trtllm engine need a GPU each, of {len(found)} that may be seen",
+                field="CUDA_VISIBLE_DEVICES", value=allowed, limit=len(self.places),
+            )  # fmt: skip
+        return dict(zip(self.places, found, strict=False))
+
     def name(self, stage: int, rank: int) -> str:
         """Of a daemon's process: `stage-1`, or `stage-1.0` where stages have several."""
         return f"stage-{stage}.{rank}" if self.ranks > 1 else f"stage-{stage}"

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from wavepp._child import Child
 from wavepp.local_cluster import LocalCluster, LocalPlan
+from wavepp_proto import convert
+from wavepp_proto.errors import InvalidRequest
+from wavepp_proto.terms import DaemonKey, PipelineId, StageIndex
+from wavepp_proto.v1 import admin_pb2, common_pb2
 
 
 async def started_with(plan: LocalPlan, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -49,3 +56,69 @@ async def test_only_the_last_lifes_words_are_told_when_a_process_ends_at_once(tm
     await child.process.wait()
     assert "guess" in child.tail()
     assert "yesterday" not in child.tail()
+
+
+def ended(log: Path, text: str) -> Child:
+    log.write_text(text)
+    return Child("stage-0", None, log)  # type: ignore[arg-type]
+
+
+def test_last_words_leave_out_the_records_of_the_log(tmp_path: Path) -> None:
+    record = json.dumps({"event": "listening", "level": "info"})
+    child = ended(tmp_path / "log", f"{record}\nerror: INVALID_REQUEST: no such model\n{record}\n")
+    assert child.tail() == "error: INVALID_REQUEST: no such model"
+
+
+def test_last_record_is_told_when_there_are_no_words_or_it_is_an_error(tmp_path: Path) -> None:
+    calm = json.dumps({"event": "listening", "level": "info"})
+    error = json.dumps({"event": "a controller loop failed", "error": "out of memory", "level": "error"})
+    assert ended(tmp_path / "a", f"{calm}\n{calm}\n").tail() == "listening"
+    assert ended(tmp_path / "b", f"{calm}\n{error}\n").tail() == "a controller loop failed: out of memory"
+    assert ended(tmp_path / "c", f"advice\n{error}\n").tail() == "advice\na controller loop failed: out of memory"
+
+
+def test_last_words_of_a_long_log_are_short(tmp_path: Path) -> None:
+    tail = ended(tmp_path / "log", "x" * 1_000_000).tail()
+    assert tail == "[...] " + "x" * 2000
+
+
+@pytest.mark.parametrize(
+    ("allowed", "gpus"), [(None, ["0", "1"]), ("6,7", ["6", "7"]), ("GPU-a, GPU-b,GPU-c", ["GPU-a", "GPU-b"])]
+)
+def test_daemons_get_a_gpu_each_of_those_that_the_operator_allows(
+    tmp_path: Path, allowed: str | None, gpus: list[str]
+) -> None:
+    plan = LocalPlan(str(tmp_path), "trtllm", stages=2)
+    assert plan.gpus(allowed) == dict(zip(plan.places, gpus, strict=True))
+    assert LocalPlan(str(tmp_path), "trtllm", stages=2, device="cpu").gpus(allowed) == {}
+    assert LocalPlan(str(tmp_path), "torch", stages=2).gpus(allowed) == {}
+
+
+def test_too_few_gpus_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        LocalPlan(str(tmp_path), "trtllm", stages=2, ranks=2).gpus("6,7,")
+    assert caught.value.fields == {"field": "CUDA_VISIBLE_DEVICES", "value": "6,7,", "limit": "4"}
+
+
+async def test_each_refusal_is_told_once_while_a_pipeline_is_awaited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most of what a stage refuses is tried again until the time is over: nobody should wait for that in silence."""
+
+    def status(state: str, *refusals: str) -> admin_pb2.StatusResponse:
+        key = convert.daemon_key_to_pb(DaemonKey(PipelineId("default"), StageIndex(1)))
+        refused = [admin_pb2.RefusedMember(key=key, error=common_pb2.Error(message=text)) for text in refusals]
+        return admin_pb2.StatusResponse(
+            pipelines=[admin_pb2.PipelineStatus(pipeline="default", state=state)], refused=refused
+        )
+
+    told: list[str] = []
+    answers = iter([status("forming", "a"), status("forming", "a"), status("forming", "b"), status("serving")])
+    local = LocalCluster(LocalPlan("emulated", "emulated"), tmp_path)
+
+    async def answer() -> admin_pb2.StatusResponse:
+        return next(answers)
+
+    monkeypatch.setattr(local, "status", answer)
+    await local.wait_serving(time.monotonic() + 60, told.append)
+    assert told == ["stage 1 is refused: a", "stage 1 is refused: b"]

@@ -78,7 +78,7 @@ Reflection = Annotated[
     bool, typer.Option("--reflection/--no-reflection", envvar="WAVEPP_REFLECTION", help="Serve gRPC reflection.")
 ]
 DrainSeconds = Annotated[
-    float, typer.Option("--drain-s", envvar="WAVEPP_DRAIN_S", help="Longest drain after SIGTERM (seconds).")
+    float, typer.Option("--drain-s", envvar="WAVEPP_DRAIN_S", min=0.0, help="Longest drain after SIGTERM (seconds).")
 ]
 StateSlots = Annotated[
     int,
