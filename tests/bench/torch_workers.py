@@ -97,7 +97,7 @@ class Stage:
         raise RuntimeError(reason)
 
     def serve(self, profile: bool) -> None:
-        store, address = open_store("127.0.0.1")
+        store, address = open_store("127.0.0.1", "127.0.0.1")
         self._connection.send(address)
         link_plan = LinkPlan(LinkKind.GLOO, 1, FORMATION, self._plan.stage, self._plan.stages, self._connection.recv(),
                              "", 0, "127.0.0.1", 30.0, 60.0)  # fmt: skip

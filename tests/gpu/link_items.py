@@ -49,7 +49,7 @@ def _open(kind: LinkKind, store: str, formation: int, ends: list[End]) -> list[T
 
 def _carry(kind: LinkKind, devices: list[torch.device]) -> str:
     """Waves of many sizes over all stages, twice: a new formation makes new communicators."""
-    kept, store = open_store("127.0.0.1")
+    kept, store = open_store("127.0.0.1", "127.0.0.1")
     for formation in (1, 2):
         ends = [End(device) for device in devices]
         links = _open(kind, store, formation, ends)
@@ -88,7 +88,7 @@ def nccl(host: Host) -> str:
 def nccl_on_one_device(host: Host) -> str:
     """Forced by hand it is refused when the link opens, in time and by name, and the process lives on."""
     host.need_cuda()
-    kept, store = open_store("127.0.0.1")
+    kept, store = open_store("127.0.0.1", "127.0.0.1")
     try:
         links = _open(LinkKind.NCCL, store, 3, [End(host.device), End(host.device)])
     except LinkFault as fault:

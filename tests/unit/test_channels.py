@@ -120,6 +120,14 @@ async def test_bind_names_the_holder_when_the_port_is_taken() -> None:
     assert str(port) in caught.value.message
 
 
+@pytest.mark.parametrize("listen", ["256.1.1.1:7", "10.99.99.99:0", "nosuch.invalid:0", "[2001:db8::1]:0"])
+async def test_bind_refuses_an_address_of_another_machine(listen: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        channels.bind_server(channels.new_server(), listen)
+    assert (caught.value.fields["field"], caught.value.fields["value"]) == ("listen", listen)
+    assert capfd.readouterr().err == "", "the library has written lines of its own"
+
+
 async def test_bind_refuses_a_second_server_when_both_use_our_options(servers: Servers) -> None:
     port = await servers.start()
     with pytest.raises(InvalidRequest):

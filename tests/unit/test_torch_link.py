@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,10 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from torch._C._distributed_c10d import TCPStore
 
 from tests.harness.eventually import eventually_sync
-from wavepp_proto.errors import LinkFault
+from wavepp_proto.errors import InvalidRequest, LinkFault
 from wavepp_proto.terms import LinkKind, WaveOrdinal
 from wavepp_stage.engine.base import LinkPlan, WaveHeader
 from wavepp_stage.engine.torch.gloo_link import TorchLink, abandoned_threads, open_store
@@ -71,9 +73,25 @@ def plan_of(store: str, stage: int, stages: int, formation: int, **changes: Any)
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[str]:
-    kept, address = open_store("127.0.0.1")
+    kept, address = open_store("127.0.0.1", "127.0.0.1")
     yield address
     del kept
+
+
+@pytest.mark.parametrize("advertised", ["10.99.99.99", "nosuch.invalid"])
+def test_store_listens_where_the_daemon_does_when_only_others_know_the_advertised_host(advertised: str) -> None:
+    kept, address = open_store("127.0.0.1", advertised)
+    host, _, port = address.rpartition(":")
+    assert host == advertised
+    reader = TCPStore("127.0.0.1", int(port), is_master=False, timeout=timedelta(seconds=WAIT_S))
+    kept.set("told", "here")
+    assert reader.get("told") == b"here"
+
+
+def test_store_refuses_a_host_that_is_not_of_this_machine() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        open_store("10.99.99.99", "10.99.99.99")
+    assert (caught.value.fields["field"], caught.value.fields["value"]) == ("listen", "10.99.99.99")
 
 
 @pytest.fixture

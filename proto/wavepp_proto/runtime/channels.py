@@ -9,6 +9,7 @@ by that CA. A client with `ca` speaks TLS; with `cert` and `key` it shows its ow
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,6 +154,7 @@ def bind_server(server: grpc.aio.Server, listen: str, security: ServerSecurity =
     Raises InvalidRequest with `field`, `value` and, where the system tells, `holder` when it cannot be bound.
     """
     address = parse_address(listen, field="listen")
+    _try_bind(address)
     target = str(Address(address.host or "0.0.0.0", address.port))
     credentials = security.credentials()
     try:
@@ -205,9 +207,23 @@ def _read(field: str, path: Path) -> bytes:
         raise InvalidRequest(f"{field}: cannot read {path}: {error.strerror}", field=field, value=str(path)) from error
 
 
-def _bind_error(address: Address, cause: RuntimeError | None) -> InvalidRequest:
+def _try_bind(address: Address) -> None:
+    """Ask the system first: it says why not, where gRPC writes lines of its own to stderr."""
+    try:
+        host = address.host if address.host not in ("", "*") else "0.0.0.0"
+        found = socket.getaddrinfo(host, address.port, type=socket.SOCK_STREAM)
+        family, kind, number, _, where = found[0]
+        with socket.socket(family, kind, number) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does
+            probe.bind(where)
+    except (OSError, UnicodeError) as error:
+        raise _bind_error(address, error) from error
+
+
+def _bind_error(address: Address, cause: Exception | None) -> InvalidRequest:
     holder = _port_holder(address.port) if address.port else None
-    reason = f"the port is held by {holder}" if holder else str(cause or "gRPC gives no reason")
+    said = cause.strerror if isinstance(cause, OSError) else None
+    reason = f"the port is held by {holder}" if holder else said or str(cause or "gRPC gives no reason")
     message = f"cannot listen on {address}: {reason}"
     return InvalidRequest(message, field="listen", value=str(address), holder=holder)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from wavepp_proto.errors import JoinRefused
-from wavepp_proto.runtime.channels import ClientSecurity
+from wavepp_proto.runtime.channels import ClientSecurity, parse_address
 from wavepp_proto.terms import NOTHING_LOADED, Incarnation, JoinPlan, LinkKind, ModelFacts
 from wavepp_stage.core.join_plan import common_load
 from wavepp_stage.core.machine import MakeCache, block_cache
@@ -90,7 +90,7 @@ def _equip_torch(settings: StageSettings, advertise_host: str) -> Equipment:
 
     facts, device = model_facts(settings.model), settings.device or "cpu"
     engine = TorchEngine(device=device, dtype=settings.dtype or "float32", threads=settings.threads)
-    store, link_address = open_store(advertise_host)
+    store, link_address = open_store(parse_address(settings.listen).host, advertise_host)
     return Equipment(engine, facts, store, link_address, gpu=gpu_name(device, advertise_host))
 
 
@@ -105,7 +105,7 @@ def _equip_trtllm(settings: StageSettings, advertise_host: str) -> Equipment:
 
     facts, device = model_facts(settings.model), settings.device or "cuda:0"
     engine = TrtllmEngine(device=device, dtype=settings.dtype or "auto")
-    store, link_address = open_store(advertise_host)
+    store, link_address = open_store(parse_address(settings.listen).host, advertise_host)
     return Equipment(
         engine,
         facts,

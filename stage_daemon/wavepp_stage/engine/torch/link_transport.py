@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # where torch keeps their types
 
-from wavepp_proto.errors import LinkFault
+from wavepp_proto.errors import InvalidRequest, LinkFault
 from wavepp_proto.terms import LinkKind
 from wavepp_stage.engine.base import LinkPlan
 from wavepp_stage.engine.torch.device import first_line
@@ -41,17 +41,33 @@ class Transport(Protocol):
         """Leave the group without waiting for anybody."""
 
 
-def open_store(host: str) -> tuple[TCPStore, str]:
-    """A store that this daemon serves on a free port of `host` alone, and its "host:port".
+def open_store(listen_host: str, advertise_host: str) -> tuple[TCPStore, str]:
+    """A store that this daemon serves on a free port, and the "host:port" where peers reach it.
 
-    TCPStore itself would listen on every interface: it is handed a socket that is bound already."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, 0), family=family, backlog=128)
-    port = listener.getsockname()[1]
+    It listens on the advertised host alone; where that is not an address of this machine (a name or address that
+    only others know), where the daemon itself listens. TCPStore by itself would listen on every interface: it is
+    handed a socket that is bound already. InvalidRequest if neither can be bound.
+    """
+    try:
+        listener = _listen(advertise_host)
+    except OSError:
+        try:
+            listener = _listen(listen_host or "0.0.0.0")
+        except OSError as error:
+            raise InvalidRequest(
+                f"cannot listen on {listen_host}: {error.strerror or error}", field="listen", value=listen_host
+            ) from error
+    bound, port = listener.getsockname()[:2]
+    own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bound, bound)
     store = TCPStore(
-        host, port, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT, master_listen_fd=listener.detach()
+        own, port, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT, master_listen_fd=listener.detach()
     )
-    return store, f"[{host}]:{port}" if family == socket.AF_INET6 else f"{host}:{port}"
+    return store, f"[{advertise_host}]:{port}" if ":" in advertise_host else f"{advertise_host}:{port}"
+
+
+def _listen(host: str) -> socket.socket:
+    family, _, _, _, where = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    return socket.create_server(where[:2], family=family, backlog=128)
 
 
 def gpu_name(device: str, host: str) -> str:
