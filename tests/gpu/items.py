@@ -1,8 +1,8 @@
 """What a check of a GPU host is made of: items with a verdict each, and what they share.
 
-Owns no check itself. `engine_items.py`, `link_items.py` and `cluster_items.py` hold them, `check.py` runs
-them. An item raises AssertionError (or anything) to fail, Skip to say why it does not apply, and returns a
-line of what it found.
+Owns no check itself. The `*_items.py` hold them, `check.py` runs them. An item raises AssertionError (or
+anything) to fail, Skip to say why it does not apply, and returns a line of what it found. Each module of
+items imports what its items need when the first of them runs; this one needs nothing beside WavePP.
 """
 
 from __future__ import annotations
@@ -11,16 +11,12 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from transformers import AutoModelForCausalLM
-
-from tests.harness import tiny_models
-
-_FACTORY: Any = AutoModelForCausalLM  # its classmethods carry no types
+if TYPE_CHECKING:
+    import torch
 
 
 class Skip(Exception):
@@ -45,12 +41,16 @@ class Host:
             raise Skip("a matter of CUDA alone")
 
     def gpus(self, count: int) -> list[torch.device]:
+        import torch
+
         self.need_cuda()
         if torch.cuda.device_count() < count:
             raise Skip(f"needs {count} GPUs, there is {torch.cuda.device_count()}")
         return [torch.device("cuda", index) for index in range(count)]
 
     def model(self, family: str = "llama") -> Path:
+        from tests.harness import tiny_models
+
         return tiny_models.build(family, self.folder)
 
 
@@ -75,6 +75,9 @@ def judge(name: str, check: Check, host: Host) -> Verdict:
         verdict, detail = "pass", check(host)
     except Skip as why:
         verdict, detail = "skipped", str(why)
+    except ImportError as error:
+        ours = (error.name or "").startswith(("tests", "wavepp"))
+        verdict, detail = ("fail", f"ImportError: {error}") if ours else ("skipped", _need(error))
     except Exception as error:  # any failure is a verdict, and the other items still count
         last = traceback.extract_tb(error.__traceback__)[-1]
         verdict = "fail"
@@ -82,28 +85,12 @@ def judge(name: str, check: Check, host: Host) -> Verdict:
     return Verdict(name, verdict, detail, round(time.perf_counter() - began, 2))
 
 
-def prompt(tokens: int, seed: int = 0) -> list[int]:
-    return [int(token) for token in np.random.default_rng(seed).integers(3, tiny_models.VOCABULARY, tokens)]
-
-
-class Unsplit:
-    """The whole model by transformers alone: what every answer is compared with."""
-
-    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
-        self._device = device
-        self._model = _FACTORY.from_pretrained(folder, dtype=dtype).to(device).eval()
-
-    @torch.inference_mode()
-    def logits(self, token_ids: list[int]) -> np.ndarray[Any, Any]:
-        """float32 [vocabulary], of the last position."""
-        found = self._model(torch.tensor([token_ids], device=self._device), logits_to_keep=1).logits[0, -1]
-        made: np.ndarray[Any, Any] = found.float().cpu().numpy()
-        return made
-
-
-FLOAT32_TOLERANCE = 5e-4
-"""Largest difference of a logit, of the tiny models' few units. TF32 alone would make ten times as much."""
-
-
-def distance(logits: bytes, expected: np.ndarray[Any, Any]) -> float:
-    return float(np.abs(np.frombuffer(logits, "<f4") - expected).max())
+def _need(error: ImportError) -> str:
+    """What this environment lacks, and in which release of its package, if that is installed."""
+    name = error.name or "a module"
+    package = name.partition(".")[0]
+    try:
+        here = f" ({package} {version(package)} is installed)"
+    except PackageNotFoundError:
+        here = ""
+    return f"needs {name}{here}: {error}"
