@@ -9,8 +9,11 @@ from __future__ import annotations
 import importlib.util
 import re
 import shutil
+import sys
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,9 +23,11 @@ from tests.harness.installed_package import PACKAGE, ROOT, STAND_IN, STUBS, inst
 from wavepp_proto.errors import EngineFault
 from wavepp_stage.engine.trtllm import compat, contract
 from wavepp_stage.engine.trtllm.plain import ExecutorArgs
+from wavepp_stage.engine.trtllm.release import served_version
 
 _SPEC = importlib.util.find_spec(PACKAGE)
 _REAL = _SPEC is not None and STAND_IN not in Path(_SPEC.origin or "").parents
+OLDEST = contract.read_contract()["oldest"]
 PX = "_torch/pyexecutor"
 MANAGER = f"{PX}/kv_cache/kv_cache_manager_v2"
 CORE = "runtime/kv_cache_manager_v2"
@@ -47,7 +52,7 @@ def _without_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TLLM_DISABLE_MPI", "1")
 
 
-def _misses() -> list[str]:
+def _misses() -> list[contract.Miss]:
     return list(contract.find_misses(contract.read_contract()))
 
 
@@ -101,19 +106,108 @@ def test_preflight_names_it_when_a_name_or_parameter_is_renamed(kind: str, said:
     assert count
     target.write_text(text)
     with installed(tmp_path / "copy", stubs=kind == "stubs"):
-        (miss,) = _misses()
-        with pytest.raises(EngineFault, match=re.escape(miss)):
+        vars(importlib.import_module(PACKAGE))["__version__"] = OLDEST  # stubs tell none
+        misses = _misses()
+        with pytest.raises(EngineFault) as caught:
             contract.preflight()
-    assert said in miss
+    total = len(contract.read_contract()["entries"])
+    assert said in contract.list_misses(misses)
+    assert caught.value.message == (
+        f"1 of the {total} names that the adapter uses are missing or changed in this {PACKAGE}: "
+        f"{contract.list_misses(misses)}"
+    )
+    assert caught.value.fields == {"field": PACKAGE, "value": "1", "limit": "0"}
 
 
-def test_preflight_lists_every_miss_when_the_package_is_not_there(tmp_path: Path) -> None:
-    (tmp_path / PACKAGE).mkdir()
-    (tmp_path / PACKAGE / "__init__.py").write_text('__version__ = "0"\n')
+def test_preflight_lists_every_miss_once_when_the_package_has_no_names(tmp_path: Path) -> None:
+    _package(tmp_path, f'__version__ = "{OLDEST}"')
     with installed(tmp_path), pytest.raises(EngineFault) as caught:
         contract.preflight()
+    message = caught.value.message
+    assert message.startswith(f"{caught.value.fields['value']} of the ")
     for name in ("create_py_executor", "KVCacheManagerV2", "LlmRequest", "sequence_to_blockchain_keys"):
-        assert name in caught.value.message
+        assert len(re.findall(rf"(?<=[ (]){name}(?=[,)])", message)) == 1, name
+    assert message.count(f"{PACKAGE}._torch: not there") == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "field", "value", "said"),
+    [
+        (None, PACKAGE, "not installed", "tensorrt-llm is not installed: pip install '.[trtllm]' in a checkout"),
+        ('__version__ = "1.2.1"', f"{PACKAGE} version", "1.2.1", "tensorrt_llm 1.2.1 is not served: pip install"),
+        ("", f"{PACKAGE} version", "None", "tensorrt_llm None is not served: pip install"),
+        # a dependency whose name begins as the package's does is not the package
+        ("import tensorrt_ll", PACKAGE, "broken",
+         "tensorrt_llm is installed, but its import breaks: ModuleNotFoundError: No module named 'tensorrt_ll'"),
+        ("raise ImportError('libnvinfer.so:\\n  not found')", PACKAGE, "broken",
+         "tensorrt_llm is installed, but its import breaks: ImportError: libnvinfer.so: not found"),
+        ("raise SystemExit(3)", PACKAGE, "broken", "tensorrt_llm is installed, but its import breaks: SystemExit: 3"),
+    ],
+)  # fmt: skip
+def test_preflight_says_one_short_line_when_there_is_no_package_to_look_into(
+    source: str | None, field: str, value: str, said: str, tmp_path: Path
+) -> None:
+    if source is not None:
+        _package(tmp_path, source)
+    with installed(tmp_path):
+        if source is None:
+            sys.modules[PACKAGE] = None  # type: ignore[assignment]  # not even where it is installed
+        with pytest.raises(EngineFault) as caught:
+            contract.preflight()
+    assert said in caught.value.message
+    assert len(caught.value.message) < 200
+    assert "\n" not in caught.value.message
+    assert caught.value.fields["field"] == field
+    assert caught.value.fields["value"] == value
+    assert caught.value.fields.get("limit") == (None if value == "broken" else f">={OLDEST}")
+
+
+def test_preflight_says_the_cause_once_when_a_module_of_the_package_breaks(tmp_path: Path) -> None:
+    _package(tmp_path, f'__version__ = "{OLDEST}"')
+    _package(tmp_path / PACKAGE, "import no_such_dependency", "_torch")
+    with installed(tmp_path), pytest.raises(EngineFault) as caught:
+        contract.check_names({**contract.read_contract(), "entries": BELOW_TORCH})
+    assert caught.value.message == (
+        f"{PACKAGE}._torch is installed, but its import breaks: ModuleNotFoundError: No module named "
+        "'no_such_dependency'"
+    )
+
+
+BELOW_TORCH = {f"{PACKAGE}._torch.{name}": {"kind": "value"} for name in ("one", "two.three")}
+
+
+@pytest.mark.parametrize(
+    "version",
+    [
+        "1.3.0rc26",
+        "1.3.0rc26+fake",
+        "1.3.0rc26.post1",
+        "1.3.0rc27",
+        "1.3.0rc100",
+        "1.3.0",
+        "1.3.1.dev3",
+        "1.4.0a1",
+        "2.0",
+    ],
+)
+def test_version_is_served_when_it_is_the_oldest_or_newer(version: str) -> None:
+    assert served_version(_versioned(version), contract.read_contract()) == version
+
+
+@pytest.mark.parametrize(
+    "version",
+    ["1.2.1", "1.0.0", "1.3.0rc9", "1.3.0rc25.post9", "1.3.0rc26.dev1", "1.3.0b99", "1.3.0.dev20261129", "1.2.99+cu13",
+     "main", "1.3.0rc26garbage", ""],
+)  # fmt: skip
+def test_version_is_refused_when_it_is_older_or_none(version: str) -> None:
+    with pytest.raises(EngineFault) as caught:
+        served_version(_versioned(version), contract.read_contract())
+    assert caught.value.fields == {"field": f"{PACKAGE} version", "value": version, "limit": f">={OLDEST}"}
+
+
+def test_extra_asks_for_what_is_served() -> None:
+    asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["trtllm"]
+    assert f"{contract.read_contract()['distribution']}>={OLDEST}" in asked
 
 
 def test_contract_names_everything_when_the_adapter_uses_it() -> None:
@@ -131,6 +225,17 @@ def test_contract_names_everything_when_the_adapter_uses_it() -> None:
     names = [f"{module}.{name.strip()}" for module, list_ in imported for name in list_.split(",")]
     assert names
     assert [name for name in names if not any(entry == name or entry.startswith(f"{name}.") for entry in entries)] == []
+
+
+def _versioned(version: str) -> ModuleType:
+    module = ModuleType(PACKAGE)
+    vars(module)["__version__"] = version
+    return module
+
+
+def _package(folder: Path, source: str, name: str = PACKAGE) -> None:
+    (folder / name).mkdir()
+    (folder / name / "__init__.py").write_text(f"{source}\n")
 
 
 def _args(folder: Path) -> ExecutorArgs:

@@ -1,7 +1,7 @@
 """What this machine has and lacks for the trtllm engine, one finding for each requirement.
 
 Owns the questions, not their wording for people (`wavepp doctor --engine trtllm` shows them). Nothing is started or
-loaded; the package is imported, if it is there, because only that tells whether it works with driver and torch.
+loaded; package and torch are imported, if they are there, because only that tells whether they work with the driver.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 import ctypes
 import os
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 
+from wavepp_proto.errors import EngineFault
 from wavepp_stage.engine.trtllm import compat
-from wavepp_stage.engine.trtllm.contract import find_misses, read_contract
+from wavepp_stage.engine.trtllm.contract import check_names, read_contract
+from wavepp_stage.engine.trtllm.release import import_module, import_package, served_version
 
-DISTRIBUTION = "tensorrt-llm"
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 
@@ -28,19 +27,30 @@ class Finding:
 
 
 def inspect_machine() -> list[Finding]:
-    """Package, driver, GPU, and every name of the contract; in the order in which one would repair them."""
-    return [_package(), _driver(), *_gpus(), *_names()]
+    """Package and its names, driver, GPU; what is needed and missing is not `ok`, a note is."""
+    return [*_package(), _driver(), *_gpus()]
 
 
-def _package() -> Finding:
+def _package() -> list[Finding]:
+    """Version and every name that the adapter touches, with what it is called with; one finding alone where nothing can
+    be looked up."""
+    compat.prepare_process()
+    contract = read_contract()
     try:
-        return Finding("package", True, f"{DISTRIBUTION} {version(DISTRIBUTION)}")
-    except PackageNotFoundError:
-        pass
-    spec = find_spec(read_contract()["package"])
-    if spec is None:
-        return Finding("package", False, f"{DISTRIBUTION} is not installed: pip install 'wavepp[trtllm]'")
-    return Finding("package", True, f"no distribution {DISTRIBUTION}, but a package at {spec.origin}")
+        package = import_package(contract)
+    except EngineFault as fault:
+        return [Finding("package", False, fault.message)]
+    findings = []
+    try:
+        detail = f"{contract['package']} {served_version(package, contract)}"
+        findings.append(Finding("package", True, f"{detail}; {contract['oldest']} and newer are served"))
+    except EngineFault as fault:
+        findings.append(Finding("package", False, fault.message))
+    try:
+        check_names(contract)
+    except EngineFault as fault:
+        return [*findings, Finding("names", False, fault.message)]
+    return [*findings, Finding("names", True, f"all {len(contract['entries'])} names that the adapter touches")]
 
 
 def _driver() -> Finding:
@@ -57,33 +67,29 @@ def _driver() -> Finding:
 
 
 def _gpus() -> list[Finding]:
-    """A stage sees one GPU alone: TensorRT-LLM takes its own by rank and count."""
-    if find_spec("torch") is None:
+    """A stage sees one GPU alone: TensorRT-LLM takes its own by rank and count. That a host has more is only a note:
+    a daemon is told which one is its own when it is started, and refuses to start otherwise."""
+    try:
+        torch = import_module("torch")
+    except EngineFault as fault:
+        return [Finding("torch", False, fault.message)]
+    if torch is None:
         return [Finding("torch", False, "not installed; tensorrt-llm brings the one it was built for")]
-    import torch
-
-    built = torch.version.cuda
+    built, count = torch.version.cuda, torch.cuda.device_count()
     found = [
         Finding("torch", built is not None, f"{torch.__version__}, built for {f'CUDA {built}' if built else 'CPU'}")
     ]
-    count = torch.cuda.device_count()
     if count == 0:
         return [*found, Finding("GPU", False, "none that torch can use")]
-    names = ", ".join(torch.cuda.get_device_name(index) for index in range(count))
-    found.append(Finding("GPU", True, names))
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "unset")
-    detail = f"{count} visible to this process (CUDA_VISIBLE_DEVICES {seen}); a stage daemon must see exactly one"
-    return [*found, Finding("one GPU a stage", count == 1, detail)]
+    found.append(Finding("GPU", True, ", ".join(torch.cuda.get_device_name(index) for index in range(count))))
+    return [*found, _share(count)] if count > 1 else found
 
 
-def _names() -> list[Finding]:
-    """Every name that the adapter touches, with what it is called with."""
-    contract = read_contract()
-    total = len(contract["entries"])
-    if find_spec(contract["package"]) is None:
-        return [Finding("names", False, f"{total} names cannot be looked up without the package")]
-    compat.prepare_process()
-    misses = list(find_misses(contract))
-    if not misses:
-        return [Finding("names", True, f"all {total} names that the adapter touches")]
-    return [Finding("names", False, miss) for miss in misses]
+def _share(count: int) -> Finding:
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
+    return Finding(
+        "one GPU a daemon",
+        True,
+        f"note: {count} are visible here, and a daemon that sees several refuses to start. Give each stage daemon one "
+        f"in CUDA_VISIBLE_DEVICES (of {seen}), and --device cuda:0; `wavepp up` does so by itself",
+    )
