@@ -103,7 +103,8 @@ def _emulated_engine() -> Finding:
 def _torch_engine() -> Finding:
     missing = [name for name in ("torch", "transformers", "safetensors") if find_spec(name) is None]
     if missing:
-        return Finding("engine torch", False, f"{', '.join(missing)} not installed: pip install 'wavepp[torch]'")
+        advice = "pip install '.[torch]' in a checkout of WavePP"
+        return Finding("engine torch", False, f"{', '.join(missing)} not installed: {advice}")
     import torch
 
     devices = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
@@ -128,7 +129,9 @@ def _inspect(engine: str) -> list[Finding]:
         raise typer.BadParameter(f"no such engine: {engine}; emulated, torch or trtllm")
     command = [sys.executable, "-m", "wavepp_stage.engine.trtllm"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=INSPECTION_S, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=INSPECTION_S, check=False
+        )
         return [Finding(**finding) for finding in json.loads(done.stdout)]
     except subprocess.TimeoutExpired:
         return [Finding("inspection", False, f"no answer within {INSPECTION_S:g} s: importing tensorrt_llm hangs")]
