@@ -186,9 +186,9 @@ def test_load_is_refused_when_several_stages_have_no_group(model: Path, monkeypa
     assert caught.value.fields["field"] == "group"
 
 
-def test_engine_lists_every_miss_when_the_package_is_not_there(tmp_path: Path) -> None:
+def test_engine_lists_every_miss_when_the_package_has_no_names(tmp_path: Path) -> None:
     (tmp_path / "tensorrt_llm").mkdir()
-    (tmp_path / "tensorrt_llm" / "__init__.py").write_text("__version__ = '0'\n")
+    (tmp_path / "tensorrt_llm" / "__init__.py").write_text("__version__ = '1.3.0rc26'\n")
     with installed(tmp_path), pytest.raises(EngineFault) as caught:
         TrtllmEngine(device="cpu")
     assert caught.value.fields["field"] == "tensorrt_llm"
