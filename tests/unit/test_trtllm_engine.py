@@ -23,6 +23,7 @@ from wavepp_stage.engine.torch.sampler import sample_rows
 from wavepp_stage.engine.trtllm import compat
 from wavepp_stage.engine.trtllm.engine import TrtllmEngine
 from wavepp_stage.engine.trtllm.facts import model_facts
+from wavepp_stage.engine.trtllm.load import check_dtype, device_of
 
 
 @pytest.fixture(scope="module")
@@ -197,24 +198,51 @@ def test_engine_lists_every_miss_when_the_package_has_no_names(tmp_path: Path) -
     assert "sequence_to_blockchain_keys" in caught.value.message
 
 
-@pytest.mark.parametrize(
-    ("changed", "field"),
-    [
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
-        ({"layer_types": ["linear_attention", "full_attention"]}, "layer_types"),
-        ({"hybrid_override_pattern": "M*M*"}, "hybrid_override_pattern"),
-        ({"use_sliding_window": True, "sliding_window": 16}, "sliding_window"),
-        ({"max_position_embeddings": 0}, "max_position_embeddings"),
-    ],
-)
-def test_model_is_refused_by_name_when_a_layer_does_not_attend_densely(
-    model: Path, tmp_path: Path, changed: dict[str, object], field: str
+def test_load_is_refused_by_name_when_the_model_is_not_served(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = json.loads((model / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | changed))
+    (tmp_path / "config.json").write_text(json.dumps(config | {"attention_chunk_size": 64}))
+    with stand_in(monkeypatch), pytest.raises(EngineFault) as caught:
+        AloneStage(tmp_path)
+    assert caught.value.fields == {"field": "attention_chunk_size", "value": "64", "limit": "2048"}
+
+
+@pytest.mark.parametrize("name", ["int8", "float8", "torch.bfloat16", "", "double"])
+def test_engine_is_refused_when_its_dtype_is_none_of_the_library_s(name: str) -> None:
+    with installed(STAND_IN), pytest.raises(EngineFault) as caught:
+        TrtllmEngine(device="cpu", dtype=name)
+    assert caught.value.fields == {"field": "dtype", "value": name, "limit": "auto, float16, bfloat16, float32"}
+
+
+def test_float32_is_refused_on_a_gpu() -> None:
     with pytest.raises(EngineFault) as caught:
-        model_facts(str(tmp_path))
+        check_dtype("float32", torch.device("cuda:0"))
+    assert caught.value.fields == {"field": "dtype", "value": "float32", "limit": "auto, float16, bfloat16"}
+
+
+@pytest.mark.parametrize("name", ["meta", "mps", "xla", "cpu:3", "cuda:5", "cuda:1", "gpu", ""])
+def test_engine_is_refused_when_its_device_is_not_its_one_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with installed(STAND_IN), pytest.raises(EngineFault) as caught:
+        TrtllmEngine(device=name)
+    assert caught.value.fields == {"field": "device", "value": name, "limit": "cuda:0"}
+
+
+@pytest.mark.parametrize(("seen", "field"), [(0, "device"), (2, "CUDA_VISIBLE_DEVICES")])
+def test_engine_is_refused_when_it_does_not_see_one_gpu(seen: int, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: seen > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: seen)
+    with pytest.raises(EngineFault) as caught:
+        device_of("cuda:0")
     assert caught.value.fields["field"] == field
+
+
+def test_cuda_without_a_number_is_the_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert [device_of(name) for name in ("cuda", "cuda:0")] == [torch.device("cuda:0")] * 2
 
 
 def test_facts_of_a_folder_are_those_of_the_torch_engine(model: Path) -> None:

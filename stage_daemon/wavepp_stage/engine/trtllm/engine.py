@@ -31,7 +31,7 @@ from wavepp_stage.engine.torch.sampler import sample_rows
 from wavepp_stage.engine.trtllm import compat
 from wavepp_stage.engine.trtllm.contract import preflight
 from wavepp_stage.engine.trtllm.desk import Desk
-from wavepp_stage.engine.trtllm.load import Loaded, device_of, load_stage, loaded_facts
+from wavepp_stage.engine.trtllm.load import AUTO, Loaded, check_dtype, device_of, load_stage, loaded_facts
 from wavepp_stage.engine.trtllm.pp_comm import PARTS, payload_rows
 
 ELSEWHERE = "another rank of this stage cannot run it"
@@ -56,12 +56,13 @@ class TrtllmEngine:
         cache_thread="engine", needs_tokens=True, eager_escrow=True, collective=True
     )
 
-    def __init__(self, *, device: str = "cuda:0", dtype: str = "auto") -> None:
-        """`dtype` auto (the model's own), float16 or bfloat16. Raises EngineFault that lists all that is missing."""
+    def __init__(self, *, device: str = "cuda:0", dtype: str = AUTO) -> None:
+        """`device` cuda:0 (cpu on a stand-in), `dtype` auto (the model's own), float16 or bfloat16 (or float32 on a
+        CPU). Raises EngineFault that lists all that is missing, or names which of these cannot be used."""
         compat.prepare_process()
         self.version = preflight()
         self._device = device_of(device)
-        self._dtype = dtype
+        self._dtype = check_dtype(dtype, self._device)
         self._loaded: Loaded | None = None
         self._fault = ""
 

@@ -16,15 +16,18 @@ import torch
 
 from wavepp_proto.errors import EngineFault
 from wavepp_stage.engine.base import EngineFacts, EnginePlan
-from wavepp_stage.engine.torch.facts import read_config
 from wavepp_stage.engine.trtllm import compat
 from wavepp_stage.engine.trtllm.contract import check_loaded, preflight
 from wavepp_stage.engine.trtllm.desk import Desk
-from wavepp_stage.engine.trtllm.facts import host_block_bytes, positive, refuse_unserved
+from wavepp_stage.engine.trtllm.facts import host_block_bytes, positive
 from wavepp_stage.engine.trtllm.group import Meeting
 from wavepp_stage.engine.trtllm.plain import ExecutorArgs
 from wavepp_stage.engine.trtllm.pp_comm import PARTS, PayloadPort
+from wavepp_stage.engine.trtllm.served import served_config
 
+AUTO = "auto"
+"""The dtype that the model's configuration tells."""
+DTYPES = (AUTO, "float16", "bfloat16")
 EVENTS_PER_BLOCK = 4
 """Room in the event buffer: one job may store, move and remove every block of the pool, and some."""
 
@@ -58,8 +61,7 @@ def load_stage(plan: EnginePlan, device: torch.device, dtype: str, progress: Cal
     """Raises EngineFault naming the field; then this process has left the group again."""
     compat.prepare_process()
     preflight()
-    config = read_config(Path(plan.model).expanduser())
-    refuse_unserved(config)
+    config = served_config(plan.model, plan.ranks, plan.block_tokens)
     progress(0, 2)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -130,18 +132,29 @@ def loaded_facts(loaded: Loaded, device: torch.device) -> EngineFacts:
 
 
 def device_of(name: str) -> torch.device:
-    """Raises EngineFault naming the field. A stage sees one GPU: TensorRT-LLM takes its own by rank and count."""
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise EngineFault("unknown device", field="device", value=name, limit="cuda:0") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
+    """cuda:0 (`cuda` is the same), or cpu, which a stand-in of the package takes. Raises EngineFault naming the field.
+    A stage sees one GPU: TensorRT-LLM takes its own by rank and count."""
+    if name == "cpu":
+        return torch.device(name)
+    if name not in ("cuda", "cuda:0"):
+        raise EngineFault(f"the trtllm engine cannot use device {name!r}", field="device", value=name, limit="cuda:0")
+    if not torch.cuda.is_available():
         raise EngineFault("this torch sees no GPU", field="device", value=name)
-    if device.type == "cuda" and torch.cuda.device_count() != 1:
+    if torch.cuda.device_count() != 1:
         raise EngineFault(
             "a stage daemon must see one GPU alone: set CUDA_VISIBLE_DEVICES and use cuda:0",
             field="CUDA_VISIBLE_DEVICES",
             value=os.environ.get("CUDA_VISIBLE_DEVICES", "unset"),
             limit=1,
         )
-    return device
+    return torch.device("cuda:0")
+
+
+def check_dtype(name: str, device: torch.device) -> str:
+    """`name`, if weights and activations may be of it; float32 only where answers are compared on a CPU. Raises
+    EngineFault naming the field."""
+    allowed = (*DTYPES, "float32") if device.type == "cpu" else DTYPES
+    if name not in allowed:
+        raise EngineFault(f"the trtllm engine cannot use dtype {name!r}", field="dtype", value=name,
+                          limit=", ".join(allowed))  # fmt: skip
+    return name
