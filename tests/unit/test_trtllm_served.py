@@ -1,4 +1,4 @@
-"""Which models the trtllm engine takes, from their configuration alone."""
+"""Which models the trtllm engine takes, from their configuration alone, and what its daemons must agree on to load."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from tests.harness import tiny_models
+from tests.harness.plain_store import PlainStore
 from wavepp_proto.errors import EngineFault
+from wavepp_stage.engine.base import EnginePlan
+from wavepp_stage.engine.trtllm.group import compare_terms, tell_terms
 from wavepp_stage.engine.trtllm.served import SERVED, served_config
 
 POSITIONS = 2048
@@ -160,3 +163,34 @@ def test_model_is_refused_when_its_heads_are_no_number(tmp_path: Path, heads: ob
 def test_block_size_is_refused_when_it_is_no_power_of_two(tmp_path: Path, block_tokens: int) -> None:
     found = fields_of(tmp_path, config_of("llama"), block_tokens=block_tokens)
     assert found == {"field": "block_tokens", "value": str(block_tokens), "limit": "a power of two"}
+
+
+# --- what all must say alike --------------------------------------------------------------------------------
+
+
+def places(*said: dict[str, str]) -> tuple[PlainStore, EnginePlan]:
+    """A store in which each of two ranks of each stage has told its terms."""
+    store = PlainStore()
+    for place, terms in enumerate(said):
+        tell_terms(store, place, terms)
+    return store, EnginePlan("model", 0, len(said) // 2, 0, 1, 64, 32, 256, 8, ranks=2)
+
+
+def test_load_goes_on_when_all_say_the_same() -> None:
+    terms = {"dtype": "bfloat16", "tensorrt_llm": "1.4.0rc4"}
+    store, plan = places(*[terms] * 4)
+    compare_terms(store, plan, terms)
+
+
+@pytest.mark.parametrize(("field", "value", "other"), [("dtype", "float16", "bfloat16"),
+                                                       ("tensorrt_llm", "1.3.0rc26", "1.4.0rc4")])  # fmt: skip
+def test_load_is_refused_on_every_place_when_one_says_otherwise(field: str, value: str, other: str) -> None:
+    terms = {"dtype": "float16", "tensorrt_llm": "1.3.0rc26"}
+    changed = terms | {field: other}
+    store, plan = places(terms, terms, terms, changed)
+    for own in (terms, changed):
+        with pytest.raises(EngineFault) as caught:
+            compare_terms(store, plan, own)
+        assert caught.value.fields == {"field": field, "value": other, "limit": value}
+        expected = f"all must load with one {field}: stage 0 rank 0 has {value}, stage 1 rank 1 {other}"
+        assert caught.value.message == expected

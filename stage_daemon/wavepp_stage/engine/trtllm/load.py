@@ -60,12 +60,13 @@ class Loaded:
 def load_stage(plan: EnginePlan, device: torch.device, dtype: str, progress: Callable[[int, int], None]) -> Loaded:
     """Raises EngineFault naming the field; then this process has left the group again."""
     compat.prepare_process()
-    preflight()
+    version = preflight()
     config = served_config(plan.model, plan.ranks, plan.block_tokens)
     progress(0, 2)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    meeting = Meeting(plan, "cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo")
+    terms = {"dtype": _told_dtype(config) if dtype == AUTO else dtype, "tensorrt_llm": version}
+    meeting = Meeting(plan, "cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo", terms)
     try:
         executor = compat.make_executor(_arguments(plan, dtype, config))
         progress(1, 2)
@@ -84,6 +85,10 @@ def load_stage(plan: EnginePlan, device: torch.device, dtype: str, progress: Cal
                           value=plan.model) from error  # fmt: skip
     progress(2, 2)
     return Loaded(plan, meeting, executor, desk, port, start_up, hidden, payload_dtype, positive(config, "vocab_size"))
+
+
+def _told_dtype(config: dict[str, object]) -> str:
+    return str(config.get("dtype") or config.get("torch_dtype") or AUTO).removeprefix("torch.")
 
 
 def _arguments(plan: EnginePlan, dtype: str, config: dict[str, object]) -> ExecutorArgs:
