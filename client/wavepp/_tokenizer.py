@@ -59,7 +59,7 @@ def load(path: Path) -> Tokenizer:
     try:
         from tokenizers import Tokenizer as Backend
     except ImportError as error:
-        message = f"text prompts need the package tokenizers: pip install 'wavepp[text]', or {SEND_IDS}"
+        message = f"text prompts need the package tokenizers: pip install tokenizers, or {SEND_IDS}"
         raise TokenizerUnavailable(message, field="tokenizer", value=str(path)) from error
     try:
         return FileTokenizer(Backend.from_file(str(file)))

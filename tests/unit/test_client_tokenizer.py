@@ -156,7 +156,7 @@ async def test_unavailable_names_the_extra_when_the_package_is_missing(
 ) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     error = await refusal(controller, folder)
-    assert "pip install 'wavepp[text]'" in error.message
+    assert "pip install tokenizers" in error.message
 
 
 def test_first_text_keeps_the_space_that_a_lone_token_would_lose() -> None:

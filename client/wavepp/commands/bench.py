@@ -232,7 +232,7 @@ def _check_plots(timeline: Path | None) -> None:
     from wavepp_proto.errors import InvalidRequest
 
     if find_spec("matplotlib") is None:
-        raise InvalidRequest("plots need matplotlib: pip install 'wavepp[bench]'", field="plots")
+        raise InvalidRequest("plots need matplotlib: pip install matplotlib", field="plots")
     if timeline is not None:
         read_timeline(timeline)
 
