@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore  # where torch keeps its type
 
 from tests.harness import tiny_models
 from tests.harness.plain_store import PlainStore
 from wavepp_proto.errors import EngineFault
-from wavepp_stage.engine.base import EnginePlan
-from wavepp_stage.engine.trtllm.group import compare_terms, tell_terms
+from wavepp_stage.engine.base import EnginePlan, StageGroup
+from wavepp_stage.engine.trtllm.group import Meeting, compare_terms, tell_terms
 from wavepp_stage.engine.trtllm.served import SERVED, served_config
 
 POSITIONS = 2048
@@ -194,3 +197,20 @@ def test_load_is_refused_on_every_place_when_one_says_otherwise(field: str, valu
         assert caught.value.fields == {"field": field, "value": other, "limit": value}
         expected = f"all must load with one {field}: stage 0 rank 0 has {value}, stage 1 rank 1 {other}"
         assert caught.value.message == expected
+
+
+def test_stages_do_not_load_together_when_one_was_given_another_dtype() -> None:
+    """Before anything collective: no process group is left behind."""
+    host = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    group = StageGroup(1, ((0, 3), (3, 5)), (32, 32), "1.1", f"127.0.0.1:{host.port}", timeout_s=60.0)
+
+    def meet(stage: int) -> EngineFault:
+        plan = EnginePlan("model", stage, 2, *group.bands[stage], 64, 32, 256, 8, group=group)
+        with pytest.raises(EngineFault) as caught:
+            Meeting(plan, "gloo", {"dtype": ("float16", "bfloat16")[stage]})
+        return caught.value
+
+    with ThreadPoolExecutor(2) as stages:
+        faults = list(stages.map(meet, range(2)))
+    assert [fault.fields for fault in faults] == [{"field": "dtype", "value": "bfloat16", "limit": "float16"}] * 2
+    assert not dist.is_initialized()
