@@ -192,10 +192,8 @@ def test_status_0_does_not_hide_that_nothing_of_tensorrt_llm_was_checked(
 
     items = {"good": lambda host: "fine", "trtllm: names": absent, "trtllm: one stage": absent}
     monkeypatch.setattr(check, "ITEMS", items)
-    told = (
-        "nothing of TensorRT-LLM was checked (2 trtllm items skipped): give the interpreter of an environment that has "
-    )
-    told += "it, WAVEPP_GPU_PYTHON=PATH/TO/PYTHON scripts/gpu-check\n"
+    told = "2 of 2 trtllm items skipped, nothing of TensorRT-LLM was checked: give the interpreter of an environment "
+    told += "that has it, WAVEPP_GPU_PYTHON=PATH/TO/PYTHON scripts/gpu-check\n"
     assert check.main(["--device", "cpu"]) == 0
     assert capsys.readouterr().out.endswith(f"\n1 pass, 0 fail, 2 skipped on cpu; {told}")
     assert check.main(["--device", "cpu", "--require", "trtllm: names", "--require", "good"]) == 1
@@ -203,6 +201,9 @@ def test_status_0_does_not_hide_that_nothing_of_tensorrt_llm_was_checked(
     assert said.endswith(f"\n1 pass, 0 fail, 2 skipped on cpu; required and skipped: trtllm: names; {told}")
     assert check.main(["--device", "cpu", "--only", "good"]) == 0
     assert capsys.readouterr().out.endswith("\n1 pass, 0 fail, 0 skipped on cpu\n")
+    items["trtllm: names"] = items["good"]
+    assert check.main(["--device", "cpu"]) == 0
+    assert capsys.readouterr().out.endswith("\n2 pass, 0 fail, 1 skipped on cpu; 1 of 2 trtllm items skipped\n")
 
 
 @pytest.mark.gpu
