@@ -15,6 +15,7 @@ from wavepp_proto import limits
 from wavepp_proto.errors import InvalidRequest
 from wavepp_proto.runtime.logs import check_level
 from wavepp_proto.runtime.options import link_kind
+from wavepp_proto.terms import LinkKind
 
 POLICIES: Final = ("adaptive", "mpu", "fixed")
 MODES: Final = ("overlapped", "lockstep", "drain")
@@ -115,7 +116,7 @@ class LocalPlan:
         _check_timeout(self.timeout_s)
         _check_bands(self.layers)
         if self.link is not None:
-            link_kind(self.link)
+            _check_link(self.link, self.device or ("cuda:0" if self.engine == "trtllm" else "cpu"))
         check_level(self.log_level)
 
     @property
@@ -195,6 +196,11 @@ def _check_share(sample: float) -> None:
     if not 0 <= sample <= 1:  # NaN is not either
         message = f"--trace-sample is a share of requests from 0 to 1, got {sample:g}"
         raise InvalidRequest(message, field="trace_sample", value=sample, limit="0..1")
+
+
+def _check_link(link: str, device: str) -> None:
+    if link_kind(link) is LinkKind.NCCL and not device.startswith("cuda"):
+        raise InvalidRequest(f"link nccl needs cuda, not {device}", field="link", value=link, limit="gloo, grpc")
 
 
 def _check_timeout(seconds: float) -> None:

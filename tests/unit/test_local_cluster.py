@@ -100,6 +100,15 @@ def test_too_few_gpus_are_refused_before_anything_starts(tmp_path: Path) -> None
     assert caught.value.fields == {"field": "CUDA_VISIBLE_DEVICES", "value": "6,7,", "limit": "4"}
 
 
+@pytest.mark.parametrize(("engine", "device"), [("trtllm", "cpu"), ("torch", None), ("emulated", None)])
+def test_link_between_gpus_is_refused_without_any(tmp_path: Path, engine: str, device: str | None) -> None:
+    model = "emulated" if engine == "emulated" else str(tmp_path)
+    with pytest.raises(InvalidRequest) as caught:
+        LocalPlan(model, engine, device=device, link="nccl")
+    assert caught.value.fields == {"field": "link", "value": "nccl", "limit": "gloo, grpc"}
+    assert LocalPlan(str(tmp_path), "trtllm", link="nccl").link == "nccl"
+
+
 async def test_each_refusal_is_told_once_while_a_pipeline_is_awaited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,8 @@ from wavepp_proto.errors import EngineFault
 from wavepp_stage.engine.base import EnginePlan, StageGroup
 from wavepp_stage.engine.trtllm.group import Meeting, compare_terms, tell_terms
 from wavepp_stage.engine.trtllm.served import SERVED, served_config
+from wavepp_stage.runtime.engines import equip
+from wavepp_stage.runtime.settings import StageSettings
 
 POSITIONS = 2048
 SHAPE: dict[str, Any] = {"num_hidden_layers": 5, "vocab_size": 512, "max_position_embeddings": POSITIONS,
@@ -160,6 +162,15 @@ def test_ranks_are_served_when_heads_divide(tmp_path: Path) -> None:
 @pytest.mark.parametrize("heads", [0, "4", None])
 def test_model_is_refused_when_its_heads_are_no_number(tmp_path: Path, heads: object) -> None:
     assert fields_of(tmp_path, config_of("llama", num_attention_heads=heads))["field"] == "num_attention_heads"
+
+
+def test_daemon_refuses_what_it_cannot_serve_before_it_looks_for_the_package(tmp_path: Path) -> None:
+    """What could never load would else be tried at every join, and told to nobody who starts it."""
+    (tmp_path / "config.json").write_text(json.dumps(config_of("gemma2", sliding_window=128)))
+    settings = StageSettings(0, 1, str(tmp_path), "trtllm", device="cpu")
+    with pytest.raises(EngineFault) as caught:
+        equip(settings, "127.0.0.1")
+    assert caught.value.fields["field"] == "sliding_window"
 
 
 @pytest.mark.parametrize("block_tokens", [3, 24, 48, 100, 1000])

@@ -58,7 +58,9 @@ Device = Annotated[
 Dtype = Annotated[
     str | None,
     typer.Option(
-        "--dtype", envvar="WAVEPP_DTYPE", help="float32, bfloat16 or auto; float32 for torch, auto for trtllm."
+        "--dtype",
+        envvar="WAVEPP_DTYPE",
+        help="torch: float32 (default), bfloat16 or auto; trtllm: auto (default), float16 or bfloat16.",
     ),
 ]
 LogJson = Annotated[

@@ -95,14 +95,16 @@ def _equip_torch(settings: StageSettings, advertise_host: str) -> Equipment:
 
 
 def _equip_trtllm(settings: StageSettings, advertise_host: str) -> Equipment:
-    """The cache is the engine's own, and all stages load it together, when they join: before that only what it needs of
-    its library is looked up, and EngineFault lists whatever is missing."""
+    """The cache is the engine's own, and all stages load it together, when they join: before that what configuration
+    alone refuses is told, and what it needs of its library is looked up: EngineFault lists whatever is missing."""
     from wavepp_stage.engine.torch.gloo_link import open_store
     from wavepp_stage.engine.torch.link_transport import gpu_name
     from wavepp_stage.engine.trtllm.cache import TrtllmCache
     from wavepp_stage.engine.trtllm.engine import TrtllmEngine
     from wavepp_stage.engine.trtllm.facts import model_facts
+    from wavepp_stage.engine.trtllm.served import served_config
 
+    served_config(settings.model, settings.ranks, settings.block_tokens)
     facts, device = model_facts(settings.model), settings.device or "cuda:0"
     engine = TrtllmEngine(device=device, dtype=settings.dtype or "auto")
     store, link_address = open_store(parse_address(settings.listen).host, advertise_host)

@@ -65,10 +65,11 @@ def load_stage(plan: EnginePlan, device: torch.device, dtype: str, progress: Cal
     progress(0, 2)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    terms = {"dtype": _told_dtype(config) if dtype == AUTO else dtype, "tensorrt_llm": version}
+    told = _told_dtype(config) if dtype == AUTO else dtype
+    terms = {"dtype": told, "tensorrt_llm": version}
     meeting = Meeting(plan, "cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo", terms)
     try:
-        executor = compat.make_executor(_arguments(plan, dtype, config))
+        executor = compat.make_executor(_arguments(plan, dtype, told, config))
         progress(1, 2)
         check_loaded(compat.loaded_objects(executor))
         _compare(plan, executor.kv_cache_manager)
@@ -91,9 +92,11 @@ def _told_dtype(config: dict[str, object]) -> str:
     return str(config.get("dtype") or config.get("torch_dtype") or AUTO).removeprefix("torch.")
 
 
-def _arguments(plan: EnginePlan, dtype: str, config: dict[str, object]) -> ExecutorArgs:
+def _arguments(plan: EnginePlan, dtype: str, told: str, config: dict[str, object]) -> ExecutorArgs:
+    """`told`: what `dtype` comes to."""
     bands = plan.group.bands if plan.group is not None else ((plan.first_layer, plan.last_layer),)
     own = plan.last_layer - plan.first_layer
+    block_bytes = host_block_bytes(config, own, plan.ranks, plan.block_tokens, told)
     return ExecutorArgs(
         model=str(Path(plan.model).expanduser()),
         dtype=dtype,
@@ -104,7 +107,7 @@ def _arguments(plan: EnginePlan, dtype: str, config: dict[str, object]) -> Execu
         window=positive(config, "max_position_embeddings"),
         block_tokens=plan.block_tokens,
         pool_blocks=plan.pool_blocks,
-        host_bytes=plan.host_pool_blocks * host_block_bytes(config, own, plan.ranks, plan.block_tokens),
+        host_bytes=plan.host_pool_blocks * block_bytes,
         events=EVENTS_PER_BLOCK * (plan.pool_blocks + plan.host_pool_blocks) + 1024,
     )
 
