@@ -116,7 +116,7 @@ class Listened(LocalCluster):
                 self._check_children()
                 await asyncio.sleep(0.05)
 
-    async def _spawn(self, name: str, argv: list[str], gpu: int | None = None) -> Child:
+    async def _spawn(self, name: str, argv: list[str], gpu: str | None = None) -> Child:
         return await super()._spawn(name, [MODULE, *argv[1:]], gpu)
 
     @property

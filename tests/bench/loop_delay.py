@@ -30,7 +30,7 @@ MODULE = "tests.bench.loop_delay"
 
 
 class ProbedCluster(LocalCluster):
-    async def _spawn(self, name: str, argv: list[str], gpu: int | None = None) -> Child:
+    async def _spawn(self, name: str, argv: list[str], gpu: str | None = None) -> Child:
         return await super()._spawn(name, [MODULE, *argv[1:]] if name.startswith("stage-") else argv, gpu)
 
 
