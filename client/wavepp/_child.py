@@ -26,21 +26,28 @@ class Child:
         return self.process.returncode is None
 
     def tail(self) -> str:
-        """Its last words, without the records of its log, and what the last of those says if it tells of an error or
-        there is nothing else."""
-        with self.log.open("rb") as log:
-            log.seek(max(self.log_start, log.seek(0, os.SEEK_END) - LOG_BYTES))
-            data = log.read()
-        lines = data.decode(errors="replace").splitlines()
-        records = {at: record for at, line in enumerate(lines) if (record := _record(line)) is not None}
-        words = "\n".join(line for at, line in enumerate(lines) if at not in records).strip()
-        if len(words) > TAIL_BYTES:
-            words = "[...] " + words[-TAIL_BYTES:]
-        last = records[max(records)] if records else {}
-        if words and last.get("level") != "error":
-            return words
-        said = ": ".join(str(last[name]) for name in ("event", "error") if name in last)
-        return f"{words}\n{said}".strip()
+        """Its last words."""
+        return last_words(self.log, self.log_start)
+
+
+def last_words(log: Path, start: int = 0) -> str:
+    """What stands in a log from byte `start` on, without records; and what the last of those says if it tells of an
+    error or there is nothing else."""
+    with log.open("rb") as file:
+        begin = max(start, file.seek(0, os.SEEK_END) - LOG_BYTES)
+        file.seek(begin)
+        lines = file.read().decode(errors="replace").splitlines()
+    if begin > start and len(lines) > 1:
+        del lines[0]  # the end of a line that began before: of a record, most likely
+    records = {at: record for at, line in enumerate(lines) if (record := _record(line)) is not None}
+    words = "\n".join(line for at, line in enumerate(lines) if at not in records).strip()
+    if len(words) > TAIL_BYTES:
+        words = "[...] " + words[-TAIL_BYTES:]
+    last = records[max(records)] if records else {}
+    if words and last.get("level") != "error":
+        return words
+    said = ": ".join(str(last[name]) for name in ("event", "error") if name in last)
+    return f"{words}\n{said}".strip()
 
 
 def _record(line: str) -> dict[str, object] | None:

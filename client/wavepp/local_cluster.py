@@ -42,6 +42,7 @@ class LocalCluster:
     """`start`, use `address`, `close`. Not thread-safe; children belong to the thread that started them."""
 
     def __init__(self, plan: LocalPlan, log_dir: Path, security: ClientSecurity | None = None) -> None:
+        """Raises InvalidRequest if the operator allows fewer GPUs than the plan needs."""
         self.plan = plan
         self.log_dir = log_dir
         self.security = security or ClientSecurity()
@@ -49,7 +50,7 @@ class LocalCluster:
         self.etcd: EtcdServer | None = None
         self.children: dict[str, Child] = {}
         self._channel: grpc.aio.Channel | None = None
-        self._gpus: dict[tuple[int, int], str] = {}
+        self._gpus = plan.gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
         """The only GPU that the daemon at a place may see."""
 
     async def start(self, say: Callable[[str], None] = lambda text: None) -> admin_pb2.StatusResponse:
@@ -60,7 +61,6 @@ class LocalCluster:
         deadline = time.monotonic() + self.plan.timeout_s
         try:
             make_writable("log_dir", self.log_dir)
-            self._gpus = self.plan.gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
             if self.plan.etcd is None:
                 self.etcd = await EtcdServer.start()
                 say(f"etcd {self.etcd.binary.version} at {self.etcd.endpoint} (pid {self.etcd.pid})")
