@@ -154,8 +154,9 @@ def bind_server(server: grpc.aio.Server, listen: str, security: ServerSecurity =
     Raises InvalidRequest with `field`, `value` and, where the system tells, `holder` when it cannot be bound.
     """
     address = parse_address(listen, field="listen")
-    _try_bind(address)
-    target = str(Address(address.host or "0.0.0.0", address.port))
+    bound = Address(address.host or "0.0.0.0", address.port)
+    _try_bind(bound)
+    target = str(bound)
     credentials = security.credentials()
     try:
         port = server.add_secure_port(target, credentials) if credentials else server.add_insecure_port(target)
@@ -210,8 +211,7 @@ def _read(field: str, path: Path) -> bytes:
 def _try_bind(address: Address) -> None:
     """Ask the system first: it says why not, where gRPC writes lines of its own to stderr."""
     try:
-        host = address.host if address.host not in ("", "*") else "0.0.0.0"
-        found = socket.getaddrinfo(host, address.port, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
         family, kind, number, _, where = found[0]
         with socket.socket(family, kind, number) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does
