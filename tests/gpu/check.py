@@ -99,8 +99,7 @@ def _chosen(arguments: list[str] | None) -> argparse.Namespace:
 def _check_environment(file: Path | None) -> None:
     """What must be right before the work. Raises InvalidRequest."""
     try:
-        import torch  # noqa: F401
-
+        import_module("torch")
         from wavepp._paths import check_file
     except ImportError as error:
         message = f"this interpreter lacks what every item needs: {error}"

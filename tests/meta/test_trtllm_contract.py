@@ -149,9 +149,9 @@ def test_preflight_says_one_short_line_when_there_is_no_package_to_look_into(
 ) -> None:
     if source is not None:
         _package(tmp_path, source)
-    with installed(tmp_path):
+    with installed(tmp_path), pytest.MonkeyPatch.context() as patch:
         if source is None:
-            sys.modules[PACKAGE] = None  # type: ignore[assignment]  # not even where it is installed
+            patch.setitem(sys.modules, PACKAGE, None)  # not even where it is installed
         with pytest.raises(EngineFault) as caught:
             contract.preflight()
     assert said in caught.value.message
