@@ -10,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE_ROOTS = ("proto", "controller", "stage_daemon", "client", "simulator")
-MOST_LINES = 350
+# A file is one noun of the field: short enough to read in one sitting, never cut in two for this limit.
+MOST_LINES = 600
 # One table of message types each, no logic: splitting it would hide which words belong to the wire.
 TABLES = {ROOT / "proto" / "wavepp_proto" / "terms.py"}
 HEADINGS = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security", "Measured"]
