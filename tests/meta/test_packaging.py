@@ -1,9 +1,12 @@
 """What a user installs: one version, one wheel with five typed packages, entry points that resolve."""
 
+import configparser
+import shutil
 import subprocess
 import sys
 import tomllib
 import zipfile
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
@@ -23,14 +26,41 @@ SOURCES = {
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
+def _in_the_build_context() -> list[str]:
+    """Top-level names that .dockerignore admits: it excludes all, then names exceptions."""
+    rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+    assert rules[0] == "*"
+    return [rule.removeprefix("!") for rule in rules if rule.startswith("!")]
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """The wheel as pip builds it from this tree, without a network."""
-    folder = tmp_path_factory.mktemp("wheel")
+    """The wheel as the image's build makes it, from what .dockerignore lets in; without a network."""
+    context, folder = tmp_path_factory.mktemp("context"), tmp_path_factory.mktemp("wheel")
+    for name in _in_the_build_context():
+        copy: Callable[..., object] = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, context / name)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(folder)]
-    subprocess.run([*command, str(ROOT)], check=True, timeout=120)
+    subprocess.run([*command, str(context)], check=True, timeout=120)
     (path,) = folder.glob("*.whl")
     return zipfile.ZipFile(path)
+
+
+def test_build_context_holds_sources_alone_when_an_image_is_built() -> None:
+    """History, environments and results would make the image gigabytes large, and carry what must stay private."""
+    assert set(_in_the_build_context()) == {"LICENSE", "README.md", "pyproject.toml", *SOURCES.values()}
+
+
+@pytest.mark.parametrize("unit", sorted((ROOT / "deploy" / "systemd").glob("*.service")), ids=lambda path: path.name)
+def test_unit_has_folders_to_write_into_when_the_system_is_read_only(unit: Path) -> None:
+    parsed = configparser.ConfigParser(strict=False, interpolation=None)
+    parsed.optionxform = str  # type: ignore[assignment,method-assign]
+    parsed.read(unit)
+    service = parsed["Service"]
+    assert service["ProtectSystem"] == "strict"
+    assert (service["StateDirectory"], service["CacheDirectory"]) == ("wavepp", "wavepp")
+    assert service["Environment"] == "HOME=/var/lib/wavepp XDG_STATE_HOME=/var/lib XDG_CACHE_HOME=/var/cache"
+    assert service["WorkingDirectory"] == "/var/lib/wavepp"
 
 
 def test_version_has_one_source_when_installed() -> None:
