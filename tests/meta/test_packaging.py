@@ -102,7 +102,13 @@ def test_exact_versions_satisfy_the_declared_ranges_when_installed_from_constrai
             name, version = line.split("==")
             pins[name.lower().replace("_", "-")] = version
     extras = PROJECT["project"]["optional-dependencies"]
-    declared = [*PROJECT["project"]["dependencies"], *extras["torch"], *extras["demo"], *extras["dev"]]
+    declared = [
+        *PROJECT["project"]["dependencies"],
+        *extras["local"],
+        *extras["torch"],
+        *extras["demo"],
+        *extras["dev"],
+    ]
     for text in declared:
         requirement = Requirement(text)
         assert requirement.specifier.contains(pins[requirement.name.lower().replace("_", "-")]), text

