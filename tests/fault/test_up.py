@@ -15,6 +15,7 @@ from tests.harness.command import Up, json_lines, wavepp
 from tests.harness.eventually import eventually_sync
 from tests.harness.ports import free_port
 from tests.harness.processes import QUICK, VOCABULARY, random_prompt
+from wavepp.bench.timeline import read_timeline
 from wavepp_proto.runtime.timeline import check_timeline
 from wavepp_stage.engine.emulated import expected_first_token
 
@@ -73,6 +74,20 @@ def test_a_cluster_serves_the_other_commands_and_ctrl_c_leaves_nothing(tmp_path:
     assert summary.stages == ("pipeline default: stage 0", "pipeline default: stage 1")
     assert summary.admissions == 7
     assert summary.arrows == 7
+
+
+def test_bench_draws_the_waves_of_a_cluster_that_still_runs(tmp_path: Path) -> None:
+    trace = tmp_path / "up.trace.json"
+    with Up(tmp_path, *SMALL, *_listen(), "--trace-file", str(trace)) as up:
+        up.serving()
+        load = ("--family", "short_cold", "--prompt-tokens", "256", "--concurrency", "2", "--requests", "4")
+        done = wavepp(tmp_path, "bench", *load, "--timeline", str(trace), "--out", str(tmp_path / "results"))
+        assert done.returncode == 0, done.stderr
+        assert "its waves are older" not in done.stderr
+        assert [path.name for path in (tmp_path / "results").glob("timeline.png")] == ["timeline.png"]
+        assert len(read_timeline(trace)) == 2
+        up.signal(signal.SIGINT)
+        assert up.ended() == 0, up.said
 
 
 def test_stages_are_sized_as_asked_when_a_hybrid_model_is_served(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from wavepp.bench.page import write_page
 from wavepp.bench.report import COLUMNS, kind_rows, print_tables, rows, setting_of, stage_rows, tables
 from wavepp.bench.running import speed_up_of
 from wavepp.bench.store import Document
-from wavepp.bench.timeline import GAP, WAVE, Bar, StageBars, read_timeline
+from wavepp.bench.timeline import GAP, WAVE, Bar, StageBars, read_timeline, settled
 from wavepp_proto.errors import InvalidRequest
 from wavepp_proto.runtime import span_names
 from wavepp_proto.runtime.timeline import CollectedSpan, write_timeline
@@ -139,9 +139,23 @@ def test_timeline_is_read_back_from_the_file_that_a_pipeline_writes(tmp_path: Pa
     assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"traceEvents": []}', json.dumps({"traceEvents": [{"ph": "X"}, {}]})]
-)
+def test_page_has_no_timeline_when_the_pipeline_has_run_no_wave_yet(tmp_path: Path) -> None:
+    path = tmp_path / "up.trace.json"
+    write_timeline([], path)
+    assert read_timeline(path) == []
+    assert write_page(whole(cell()), tmp_path, path).read_text().count("<img") == 2
+
+
+def test_running_pipeline_s_timeline_is_waited_for_until_it_is_quiet(tmp_path: Path) -> None:
+    """Its last waves are written after the load has ended; a file that an earlier run left is not waited for long."""
+    path = tmp_path / "up.trace.json"
+    write_timeline([], path)
+    written_s = path.stat().st_mtime
+    assert settled(path, since=written_s - 1) is True
+    assert settled(path, since=written_s, within_s=0.1) is False
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", json.dumps({"traceEvents": [{"ph": "X"}, {}]})])
 def test_file_that_is_no_timeline_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "other.json"
     path.write_text(text)

@@ -53,10 +53,11 @@ def _images(document: Document, timeline: Path | None) -> Iterator[tuple[str, st
     """(title, file name, PNG)."""
     from wavepp.bench import plots
 
+    bars = read_timeline(timeline) if timeline else None
     for title, name, figure in (
         ("Throughput by load", "throughput.png", plots.throughput(document)),
         ("Completion times", "completion.png", plots.completion(document)),
-        ("Wave timeline", "timeline.png", plots.waves(read_timeline(timeline)) if timeline else None),
+        ("Wave timeline", "timeline.png", plots.waves(bars) if bars else None),
     ):
         if figure is not None:
             yield title, name, plots.png(figure)

@@ -7,6 +7,7 @@ format says and how `wavepp_proto.runtime.timeline` names things.
 from __future__ import annotations
 
 import json
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from wavepp_proto.errors import InvalidRequest
+from wavepp_proto.runtime.timeline import REWRITE_S
 
+QUIET_S = REWRITE_S + 1
+"""Without a new version the file holds all spans: they are exported within a second."""
+MOST_WAIT_S = 20.0
+POLL_S = 0.2
 Event = Mapping[str, Any]
 Place = tuple[int, int]
 """(pid, tid) of a track in the file."""
@@ -39,14 +45,25 @@ class StageBars:
 
 
 def read_timeline(path: Path) -> list[StageBars]:
-    """Stages in the order of their tracks. Raises InvalidRequest for a file of another kind."""
+    """Stages in the order of their tracks; none before the first wave. Raises InvalidRequest for another file."""
     try:
-        stages = _stages(json.loads(path.read_text(encoding="utf-8"))["traceEvents"])
+        return _stages(json.loads(path.read_text(encoding="utf-8"))["traceEvents"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidRequest(f"no timeline in {path}: {error}", field="timeline", value=str(path)) from error
-    if not stages:
-        raise InvalidRequest(f"no wave in {path}", field="timeline", value=str(path))
-    return stages
+
+
+def settled(path: Path, since: float, within_s: float = MOST_WAIT_S) -> bool:
+    """Wait until the pipeline's trace file has been written after `since` (seconds of the wall clock) and no more
+    spans come. False if it was not within the time: the pipeline that wrote it is another one, or has ended."""
+    until = time.monotonic() + within_s
+    seen, since_when = path.stat().st_mtime, time.monotonic()
+    while time.monotonic() < until:
+        if seen > since and time.monotonic() - since_when > QUIET_S:
+            return True
+        time.sleep(POLL_S)
+        if (now := path.stat().st_mtime) != seen:
+            seen, since_when = now, time.monotonic()
+    return seen > since
 
 
 def _stages(events: Sequence[Event]) -> list[StageBars]:

@@ -5,6 +5,7 @@ Owns the options and the order measure, write, show; `wavepp.bench` does the wor
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import time
@@ -115,7 +116,9 @@ def bench(
     ] = False,
     timeline: Annotated[
         Path | None,
-        typer.Option("--timeline", envvar="WAVEPP_TIMELINE", help="Trace file of the pipeline, to be plotted."),
+        typer.Option(
+            "--timeline", envvar="WAVEPP_TIMELINE", help="What its `wavepp up --trace-file` writes; implies --plots."
+        ),
     ] = None,
     tls_ca: opt.TlsCa = None,
     tls_cert: opt.TlsCert = None,
@@ -129,6 +132,7 @@ def bench(
     from wavepp.bench.run import Bench, Plan
     from wavepp.bench.running import Options
     from wavepp.bench.store import Store
+    from wavepp.bench.timeline import settled
     from wavepp_proto.errors import WaveppError
     from wavepp_proto.limits import MAX_DEADLINE_MS
 
@@ -150,6 +154,7 @@ def bench(
             pipeline=pipeline,
             command=sys.argv,
         )  # fmt: skip
+        plots = plots or timeline is not None
         if plots:
             _check_plots(timeline)
         store = Store(out or Path("bench-results") / time.strftime("%Y%m%d-%H%M%S"))
@@ -162,11 +167,17 @@ def bench(
     except WaveppError as error:
         typer.echo(explain(error), err=True)
         raise typer.Exit(1) from None
-    bench = Bench(client, plan, store, lambda text: console().print(text, highlight=False, markup=False))
+
+    def say(text: str) -> None:
+        console().print(text, highlight=False, markup=False)
+
+    bench = Bench(client, plan, store, say)
 
     async def work() -> None:
         async with client:
             await bench.run()
+        if timeline is not None and not await asyncio.to_thread(settled, timeline, time.time()):
+            say(f"{timeline} was not written again after the load: its waves are older")
 
     try:
         run(work())

@@ -112,7 +112,7 @@ def up(
     ] = 120.0,
     trace_file: Annotated[
         Path | None,
-        typer.Option("--trace-file", envvar="WAVEPP_TRACE_FILE", help="Write a Perfetto timeline here at the end."),
+        typer.Option("--trace-file", envvar="WAVEPP_TRACE_FILE", help="Keep a Perfetto timeline here while it runs."),
     ] = None,
     otlp: opt.Otlp = None,
     trace_sample: opt.TraceSample = 1.0,
@@ -253,16 +253,20 @@ async def _watch(local: LocalCluster, stop: asyncio.Event, talk: Console) -> Non
 
 
 async def _traced(plan: LocalPlan, path: Path, stack: AsyncExitStack) -> LocalPlan:
-    """Collect spans in this process and write the timeline when everything has ended."""
+    """Collect spans in this process; write the timeline while it grows, and once more when everything has ended."""
     from dataclasses import replace
 
-    from wavepp_proto.runtime.timeline import write_timeline
+    from wavepp_proto.runtime.timeline import keep_timeline, write_timeline
     from wavepp_proto.runtime.trace_sink import TraceSink
 
     sink = await TraceSink.start()
+    keeping = asyncio.create_task(keep_timeline(lambda: sink.spans, path), name="timeline")
 
     async def finish() -> None:
         await sink.close()
+        keeping.cancel()
+        # A full disk shows in the last write, below.
+        await asyncio.gather(keeping, return_exceptions=True)
         write_timeline(sink.spans, path)
         console().print(f"timeline of {len(sink.spans)} spans in {path}", highlight=False)
 

@@ -2,25 +2,30 @@
 
 Owns the file format and the arrows that lead from a request's admission through its first wave on
 every stage. Does not own what lies where (`timeline_layout.py`) or the judgement of a finished file
-(`timeline_check.py`). Called by `wavepp up --trace-file`, the demo and tests, which import from here.
+(`timeline_check.py`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from wavepp_proto.runtime.timeline_check import TimelineSummary, check_timeline
 from wavepp_proto.runtime.timeline_layout import ADMISSION_PROCESS, CollectedSpan, Slice, SpanKey, Track, layout
 
-__all__ = ["CollectedSpan", "TimelineSummary", "check_timeline", "timeline", "write_timeline"]
+__all__ = ["CollectedSpan", "TimelineSummary", "check_timeline", "keep_timeline", "timeline", "write_timeline"]
 
 Event = Mapping[str, Any]
 """An entry of traceEvents; `ts` and `dur` are microseconds after the first span began."""
+REWRITE_S: Final = 2.0
+"""Between two writes of the file of a running pipeline; longer where a write takes long."""
+MOST_TIME_WRITING: Final = 0.1
+"""Share of the time that rewriting may take: the file grows with the run."""
 Place = tuple[int, int]
 """(pid, tid) of a track in the file; the processes that made the spans are in `args`."""
 
@@ -43,6 +48,22 @@ def write_timeline(spans: Iterable[CollectedSpan], path: Path) -> None:
     text = json.dumps(timeline(spans), sort_keys=True, separators=(",", ":"))
     partial.write_text(text + "\n", encoding="utf-8")
     os.replace(partial, path)
+
+
+async def keep_timeline(spans: Callable[[], Sequence[CollectedSpan]], path: Path) -> None:
+    """Write `path` now and after each change, at most every `REWRITE_S`, until cancelled: a reader need not wait for
+    the pipeline's end. `spans` answers what was collected so far. Raises OSError where the file cannot be written."""
+    clock = asyncio.get_running_loop().time
+    written: CollectedSpan | None = None
+    pause = 0.0
+    while True:
+        collected = spans()
+        newest = collected[-1] if collected else None
+        if newest is not written or not pause:
+            began = clock()
+            await asyncio.to_thread(write_timeline, collected, path)
+            pause, written = max(REWRITE_S, (clock() - began) / MOST_TIME_WRITING), newest
+        await asyncio.sleep(pause)
 
 
 def _placed(tracks: Sequence[Track]) -> dict[Place, Track]:
