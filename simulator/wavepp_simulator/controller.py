@@ -28,6 +28,7 @@ from wavepp_proto.terms import (
     PrefillEvent,
     RequestId,
     Round,
+    RoundOrdinal,
     WaveCommand,
     WaveOrdinal,
 )
@@ -63,6 +64,8 @@ class SimController:
         self._arriving: Asked | None = None
         self.hashes: dict[RequestId, bytes] = {}
         """Packed 32-byte block hashes of living requests."""
+        self._asked_round = RoundOrdinal(0)
+        """The last round in which the first daemon was asked for the first time."""
 
     @property
     def now(self) -> float:
@@ -225,7 +228,10 @@ class SimController:
         self.world.clients.hear(asked, event)
 
     def _send_round(self, key: DaemonKey, asked: Round) -> None:
-        if key.stage == 0 and key.rank == 0:  # every daemon is asked the same
+        first = key.stage == 0 and key.rank == 0  # every daemon is asked the same
+        # A round that is sent again asks nothing new, and may ask for requests that have ended since.
+        if first and asked.fence.ordinal > self._asked_round:
+            self._asked_round = RoundOrdinal(asked.fence.ordinal)
             for prepare in asked.prepares:
                 self.world.omniscient.prepares(self, prepare.key)
         if (link := self._links.get(key)) is not None:

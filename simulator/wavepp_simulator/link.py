@@ -186,7 +186,11 @@ class SimLink:
         self._connect()
 
     def _connect(self) -> None:
+        """What the streams before still carry is heard no more: a word on them would pass for the new ones' answer."""
         if not self._closed:
+            if self._opening is not None:
+                self._opening.cancel()
+                self._opening = None
             self._call(self._accept, self._connected, CONNECT_S, faulty=False)
 
     def _accept(self, answer: Callable[[None], None]) -> None:
@@ -199,8 +203,6 @@ class SimLink:
             self._reopening, self._lost = False, True
             self._post_lost(refused, resumable=False)
             return
-        if self._opening is not None:
-            self._opening.cancel()
         self._opening, self._lost = Opening(self), False
         self._opening.begin(self._reported)
 

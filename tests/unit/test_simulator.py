@@ -100,6 +100,38 @@ def test_lost_stage_is_detected_within_two_seconds_when_it_falls_silent() -> Non
     assert 1.0 < world.agenda.now - stopped < 2.0
 
 
+def obeyed(*commands: str) -> World:
+    console = Console(kinds=frozenset())
+    for line in commands:
+        console.obey(line)
+    return console.world
+
+
+def test_round_that_is_sent_again_is_no_new_question_when_its_request_has_ended() -> None:
+    """Seed by which the omniscient cache looked for a request that had ended, and crashed."""
+    assert explore(77100049, 25).violation is None
+
+
+def test_round_that_is_sent_again_keeps_the_truth_of_its_first_time() -> None:
+    world = obeyed(
+        *("cluster pools=32,32", "drop s0>c/rounds 1", "submit r1 len=40"),
+        *("run until r1 preparing", "advance 1ms", "cut stage 0", "run until idle"),
+    )
+    assert world.controller.machine.status(requests=False).counters["streams_reopened"] == 1
+    assert (world.omniscient.counts["held_to_truth"], world.omniscient.counts["admissions"]) == (1, 1)
+
+
+@pytest.mark.parametrize("seed", [19, 26, 29, 33])
+def test_streams_opened_again_are_watched_when_the_old_ones_speak_once_more(seed: int) -> None:
+    """A stage that was stopped before its first word says it on the streams that were given up."""
+    world = obeyed(
+        f"cluster pools=7 block=2 latency_us=500 jitter=20 round_deadline_ms=200 seed={seed}",
+        *("pause stage 0", "submit r1 len=2 deadline_ms=300", "advance 950ms"),
+        *("resume stage 0", "submit r2 len=9", "run until idle", "advance 1s"),
+    )
+    assert world.controller.settled
+
+
 def test_violation_is_found_when_a_core_publishes_what_was_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted bug: a whole prompt is published with its first wave."""
     honest = BlockCache.publish
