@@ -556,6 +556,21 @@ class ModelFacts:
         return tuple(group for group, layers in groups if layers)
 
 
+@dataclass(frozen=True, slots=True)
+class Numerics:
+    """What all stages of a pipeline must compute alike, beside the model itself: what one stage sends or caches means
+    something else to a stage that differs here."""
+
+    dtype: str = ""
+    """Of weights, activations and cache."""
+    hidden: int = 0
+    """Width of an activation row; 0 for engines without tensors."""
+    quantization: str = ""
+    """Of weights and cache; empty for plain tensors."""
+    packages: str = ""
+    """Whose arithmetic it is, with versions: `torch 2.9.1, transformers 5.1.0`."""
+
+
 NOTHING_LOADED = 1
 """As the number of a load: before the first, and after one that failed or an engine that broke."""
 
@@ -594,6 +609,10 @@ class MemberRecord:
     together, or NOTHING_LOADED. 0 for engines that load alone."""
     gpu: str = ""
     """What names the GPU that it computes on among all GPUs of the pipeline; empty on a CPU."""
+    numerics: Numerics = Numerics()
+    """All empty from a daemon of an earlier version, which agrees with its like alone."""
+    adapters: bool = False
+    """Its engine applies the adapter that a request names."""
 
 
 class LinkKind(Enum):

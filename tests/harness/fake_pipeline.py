@@ -305,6 +305,8 @@ class FakePipeline:
         self.held: list[Action] = []
         self.devices: dict[int, str] = {}
         """What a stage says in its next Join that it computes on."""
+        self.made: dict[int, dict[str, Any]] = {}
+        """What a stage says in its next Join otherwise than planned, by field."""
         self.deaf: set[int] = set()
         """Stages that answer nothing and send no heartbeat."""
         self.deaf_places: set[tuple[int, int]] = set()
@@ -492,6 +494,7 @@ class FakePipeline:
             device=self.devices.get(plan.key.stage, ""),
             state_slots=plan.state_slots,
         )
+        reply = replace(reply, **self.made.get(plan.key.stage, {}))
         self._handle(Joined(plan.key, plan.fence.formation, reply, self.now))
 
     def tells_tokens(self, key: DaemonKey) -> bool:

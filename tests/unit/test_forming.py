@@ -76,7 +76,7 @@ OTHER_MODEL = ModelFacts("m", "f2", layers=4, vocabulary=1000, window=100_000)
 @pytest.mark.parametrize(
     ("changes", "field", "value", "limit"),
     [
-        ({"model": OTHER_MODEL}, "model", "f2", "f1"),
+        ({"model": OTHER_MODEL}, "model", "m (f2)", "m (f1)"),
         ({"block_tokens": 32}, "block_tokens", "32", "16"),
         ({"protocol": 99}, "protocol", "99", "1"),
         ({"stages": 3}, "stages", "3", "2"),

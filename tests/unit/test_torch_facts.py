@@ -7,6 +7,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tests.harness import tiny_models
+from wavepp_proto import __version__
 from wavepp_proto.errors import EngineFault
-from wavepp_proto.terms import CacheGroup
+from wavepp_proto.terms import CacheGroup, Numerics
 from wavepp_stage.engine.torch.facts import fingerprint, model_facts
+from wavepp_stage.engine.torch.model import numerics
 
 
 @pytest.fixture(scope="module")
@@ -146,3 +149,12 @@ def test_folder_is_refused_when_the_configuration_is_damaged(copy: Path, content
 def test_facts_need_no_torch() -> None:
     code = "import sys, wavepp_stage.engine.torch.facts; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize(("setting", "dtype"), [("float32", "float32"), ("float16", "float16"), ("auto", "bfloat16")])
+def test_record_tells_the_dtype_that_a_setting_comes_to(copy: Path, setting: str, dtype: str) -> None:
+    """`auto` on one host and `bfloat16` on another are alike; what differs is refused before anything is loaded."""
+    edit_config(copy, dtype="bfloat16", torch_dtype="bfloat16")
+    torch_version, transformers_version = (version(name).partition("+")[0] for name in ("torch", "transformers"))
+    packages = f"wavepp {__version__}, torch {torch_version}, transformers {transformers_version}"
+    assert numerics(str(copy), setting) == Numerics(dtype, 64, "", packages)

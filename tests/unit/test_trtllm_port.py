@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from wavepp_proto.errors import EngineFault
-from wavepp_stage.engine.trtllm.pp_comm import PARTS, PayloadPort, payload_rows
+from wavepp_stage.engine.trtllm.facts import PARTS
+from wavepp_stage.engine.trtllm.pp_comm import PayloadPort, payload_rows
 
 HIDDEN = 4
 CPU = torch.device("cpu")

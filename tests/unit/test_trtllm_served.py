@@ -13,8 +13,11 @@ from torch._C._distributed_c10d import TCPStore  # where torch keeps its type
 
 from tests.harness import tiny_models
 from tests.harness.plain_store import PlainStore
+from wavepp_proto import __version__
 from wavepp_proto.errors import EngineFault
+from wavepp_proto.terms import Numerics
 from wavepp_stage.engine.base import EnginePlan, StageGroup
+from wavepp_stage.engine.trtllm.facts import numerics
 from wavepp_stage.engine.trtllm.group import Meeting, compare_terms, tell_terms
 from wavepp_stage.engine.trtllm.served import SERVED, served_config
 from wavepp_stage.runtime.engines import equip
@@ -225,3 +228,23 @@ def test_stages_do_not_load_together_when_one_was_given_another_dtype() -> None:
         faults = list(stages.map(meet, range(2)))
     assert [fault.fields for fault in faults] == [{"field": "dtype", "value": "bfloat16", "limit": "float16"}] * 2
     assert not dist.is_initialized()
+
+
+def test_record_tells_dtype_width_and_package_of_a_stage(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config_of("llama", torch_dtype="torch.float16")))
+    told = Numerics("float16", 2 * 64, "", f"wavepp {__version__}, tensorrt_llm 1.3.0rc26")
+    assert numerics(str(tmp_path), "auto", "1.3.0rc26") == told
+    assert numerics(str(tmp_path), "bfloat16", "1.3.0rc26").dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("name", ["config.json", "hf_quant_config.json"])
+def test_quantisation_is_told_wherever_a_folder_keeps_it(tmp_path: Path, name: str) -> None:
+    """It may stand in a file that is in no fingerprint."""
+    found = set()
+    for algorithm in ("FP8", "NVFP4"):
+        (tmp_path / "config.json").write_text(json.dumps(config_of("llama")))
+        quantised = {"quantization_config": {"quant_algo": algorithm}}
+        (tmp_path / name).write_text(json.dumps(config_of("llama") | quantised))
+        found.add(numerics(str(tmp_path), "auto", "1").quantization)
+    assert len(found) == 2
+    assert "" not in found

@@ -9,8 +9,17 @@ from collections.abc import Iterable
 
 from wavepp_controller.core.config import ControllerConfig
 from wavepp_controller.core.formation import Daemon
+from wavepp_controller.core.members import Roster
 from wavepp_controller.core.request import Request
-from wavepp_proto.errors import DeadlineExpired, FormationEnded, PipelineUnavailable, RowVoided, StageLost, WaveppError
+from wavepp_proto.errors import (
+    DeadlineExpired,
+    FormationEnded,
+    JoinRefused,
+    PipelineUnavailable,
+    RowVoided,
+    StageLost,
+    WaveppError,
+)
 from wavepp_proto.terms import DaemonKey, ErrorInfo, PipelineId, WaveReport
 
 
@@ -63,13 +72,20 @@ def late(request: Request) -> DeadlineExpired:
 
 
 def unserved(
-    pipeline: PipelineId, missing: Iterable[DaemonKey], fault: WaveppError | None, config: ControllerConfig
-) -> PipelineUnavailable:
-    """`fault` is what the last formation ended for."""
-    stages = stages_of(missing)
+    pipeline: PipelineId, roster: Roster, fault: WaveppError | None, config: ControllerConfig
+) -> PipelineUnavailable | JoinRefused:
+    """`fault` is what the last formation ended for. JoinRefused, which no retry helps, where a stage is there and
+    cannot be used: somebody has to change it."""
+    stages = stages_of(roster.missing)
+    said = f"pipeline {pipeline} did not serve within {config.pipeline_wait_ms} ms"
+    refused = next((one.error for one in roster.refused if one.record.key in roster.missing), None)
+    if refused is not None:
+        error = JoinRefused(f"{said}: {refused.message}", pipeline=pipeline, missing_stages=stages)
+        error.fields = {**refused.fields, **error.fields}
+        return error
     why = f", missing stages: {stages}" if stages else f": {fault.message}" if fault is not None else ""
     return PipelineUnavailable(
-        f"pipeline {pipeline} did not serve within {config.pipeline_wait_ms} ms{why}",
+        f"{said}{why}",
         pipeline=pipeline,
         missing_stages=stages or None,
         limit=config.pipeline_wait_ms,

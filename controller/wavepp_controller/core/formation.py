@@ -174,6 +174,8 @@ class PipelineFormation:
     def excuse(self, pause: float, now: float) -> None:
         """Time in which the controller itself did not listen is nobody's silence."""
         for daemon in self.daemons.values():
+        _check_layers(daemon, reply)
+        self._check_width(daemon, reply)
             daemon.last_heard = min(now, daemon.last_heard + pause)
             if pause:
                 daemon.idle_since = None
@@ -183,6 +185,12 @@ class PipelineFormation:
         quietest = min(self.daemons.values(), key=lambda daemon: daemon.last_heard)
         return quietest if self.serving and now - quietest.last_heard > silence else None
 
+    def _check_width(self, daemon: Daemon, reply: JoinReply) -> None:
+        for other in self.daemons.values():
+            if other.reply is not None and other.reply.hidden != reply.hidden:
+                what = f"its activation rows are {reply.hidden} wide, not {other.reply.hidden} as {other.key.place}'s"
+                raise _unlike(daemon, what, "hidden", reply.hidden, other.reply.hidden)
+
     def next_silence(self, silence: float) -> float:
         return min(daemon.last_heard for daemon in self.daemons.values()) + silence
 
@@ -191,11 +199,24 @@ def _check_groups(daemon: Daemon, reply: JoinReply) -> None:
     if set(reply.groups) == set(daemon.plan.groups):
         return
     has, needs = (" ".join(sorted(group.value for group in groups)) for groups in (reply.groups, daemon.plan.groups))
-    raise JoinRefused(
-        f"{daemon.key} at {daemon.record.address}: groups are {has or 'none'}, its band needs {needs}",
-        field="groups",
-        value=has,
-        limit=needs,
+    # Agreement would skip the group that it lacks.
+    raise _unlike(daemon, f"groups are {has or 'none'}, its band needs {needs}", "groups", has, needs)
+
+
+def _check_layers(daemon: Daemon, reply: JoinReply) -> None:
+    """A daemon that lists what it loaded has loaded its band."""
+    plan, loaded = daemon.plan, reply.loaded_layers
+    if loaded and loaded != tuple(range(plan.first_layer, plan.last_layer)):
+        has, band = f"{loaded[0]}:{loaded[-1] + 1} ({len(loaded)})", f"{plan.first_layer}:{plan.last_layer}"
+        raise _unlike(daemon, f"it loaded layers {has}, its band is {band}", "loaded_layers", has, band)
+
+
+def _unlike(daemon: Daemon, what: str, name: str, value: str | int, limit: str | int) -> JoinRefused:
+    return JoinRefused(
+        f"{daemon.key} at {daemon.record.address}: {what}",
+        field=name,
+        value=value,
+        limit=limit,
         stage=daemon.key.stage,
         address=daemon.record.address,
     )

@@ -215,7 +215,7 @@ class ControllerMachine:
         prefill, now = event.request, event.now
         deadline_ms = prefill.deadline_ms or self.config.default_deadline_ms
         self._lives += 1
-        scope = HashScope(facts.model.fingerprint, f"B{facts.block_tokens}", prefill.cache_salt, prefill.adapter)
+        scope = HashScope(facts.model.fingerprint, facts.layout, prefill.cache_salt, prefill.adapter)
         request = Request(
             prefill,
             scope,

@@ -8,14 +8,18 @@ own formations: it is told which places are standing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from wavepp_controller.core.events import StageShape
 from wavepp_controller.core.verdicts import LEAST_SLOTS
 from wavepp_proto import limits
 from wavepp_proto.errors import JoinRefused
 from wavepp_proto.terms import CacheGroup, DaemonKey, Incarnation, MemberRecord, Rank, StageIndex
+
+MAX_SAID: Final = 128
+"""Characters of what a record says that a refusal repeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,19 +185,60 @@ def mismatch(record: MemberRecord, model: MemberRecord | None) -> JoinRefused | 
         return _refusal(record, "ranks", record.ranks, limits.MAX_RANKS)
     if not 0 <= record.key.rank < record.ranks:
         return _refusal(record, "rank", record.key.rank, record.ranks)
-    if model is None:
-        return None
-    for name, value, limit in (
-        ("model", record.model.fingerprint, model.model.fingerprint),
-        ("layers", record.model.layers, model.model.layers),
-        ("vocabulary", record.model.vocabulary, model.model.vocabulary),
-        ("block_tokens", record.block_tokens, model.block_tokens),
-        ("stages", record.stages, model.stages),
-        ("ranks", record.ranks, model.ranks),
-    ):
-        if value != limit:
-            return _refusal(record, name, value, limit)
+    return None if model is None else _disagreement(record, model)
+
+
+AGREED: Final[Mapping[str, Callable[[MemberRecord], str | int]]] = {
+    "engine": lambda record: record.engine,
+    "stages": lambda record: record.stages,
+    "ranks": lambda record: record.ranks,
+    "block_tokens": lambda record: record.block_tokens,
+    "layers": lambda record: record.model.layers,
+    "recurrent_layers": lambda record: " ".join(map(str, record.model.recurrent_layers)),
+    "vocabulary": lambda record: record.model.vocabulary,
+    "window": lambda record: record.model.window,
+    "hidden": lambda record: record.numerics.hidden,
+    "dtype": lambda record: record.numerics.dtype,
+    "quantization": lambda record: record.numerics.quantization,
+    "packages": lambda record: record.numerics.packages,
+    # last: what differs above is told by its own name
+    "fingerprint": lambda record: record.model.fingerprint,
+}
+"""What every member of a pipeline must say alike, by the name that a refusal tells. Rope, weights and whatever else a
+model's configuration says are in its fingerprint."""
+
+
+def _disagreement(record: MemberRecord, model: MemberRecord) -> JoinRefused | None:
+    """What `record` says otherwise than `model`, which came first; both are named."""
+    for name, read in AGREED.items():
+        value, limit = read(record), read(model)
+        if value == limit:
+            continue
+        if name == "fingerprint":
+            name, value, limit = "model", _model_name(record), _model_name(model)
+        return JoinRefused(
+            f"{record.key.place} of {record.key.pipeline} at {record.address}: {name} is {_said(value)}, "
+            f"{model.key.place} at {model.address} has {_said(limit)}",
+            field=name,
+            value=_said(value),
+            limit=_said(limit),
+            stage=record.key.stage,
+            rank=record.key.rank,
+            address=record.address,
+            other_stage=model.key.stage,
+            other_address=model.address,
+        )
     return None
+
+
+def _model_name(record: MemberRecord) -> str:
+    """Two folders of one name may hold different models: a piece of the fingerprint tells them apart."""
+    return f"{record.model.name[:MAX_SAID]} ({record.model.fingerprint[:12]})"
+
+
+def _said(value: str | int) -> str | int:
+    """As an error may tell it: short, and never nothing."""
+    return value if isinstance(value, int) else value[:MAX_SAID] or "unknown"
 
 
 def _refuse_bands(accepted: dict[DaemonKey, MemberRecord], model: MemberRecord, refused: list[Refused]) -> None:

@@ -275,8 +275,7 @@ class PipelineMachine:
         patience = self._config.pipeline_wait_ms / 1e3
         for request in self.book:
             if now - request.unserved_since > patience:
-                missing = self.forming.roster(now).missing
-                error = causes.unserved(self.id, missing, self.forming.last_fault, self._config)
+                error = causes.unserved(self.id, self.forming.roster(now), self.forming.last_fault, self._config)
                 self.end(request, RequestInput.FAIL, error, now)
 
     def _watch_stall(self, now: float) -> None:

@@ -26,7 +26,7 @@ from wavepp_controller.core.request import Request
 from wavepp_controller.core.request_table import RequestInput, RequestState
 from wavepp_controller.core.ring import Place
 from wavepp_controller.core.rounds import RoundBook
-from wavepp_controller.core.verdicts import PipelineFacts, check_fits, too_late
+from wavepp_controller.core.verdicts import PipelineFacts, check_adapter, check_fits, too_late
 from wavepp_proto.errors import PipelineUnavailable, WaveppError, from_info
 from wavepp_proto.terms import AnnounceAck, DaemonKey, ErrorInfo, HoldKey, Inventory, RoundOrdinal, Votes, WaveReport
 
@@ -217,14 +217,18 @@ class Service:
 
     def _unfit(self, request: Request) -> WaveppError | None:
         scope, facts = request.scope, self._facts
-        if (scope.model, request.block_tokens) != (facts.model.fingerprint, facts.block_tokens):
+        if (scope.model, scope.layout) != (facts.model.fingerprint, facts.layout):
+            name, value, limit = "layout", facts.layout, scope.layout
+            if scope.model != facts.model.fingerprint:
+                name, value, limit = "model", facts.model.fingerprint, scope.model
             return PipelineUnavailable(
-                f"pipeline {self._book.pipeline} serves another model than when the request came",
-                field="model",
-                value=facts.model.fingerprint,
-                limit=scope.model,
+                f"pipeline {self._book.pipeline} serves another {name} than when the request came",
+                field=name,
+                value=value,
+                limit=limit,
             )
         try:
+            check_adapter(request.prefill, facts)
             check_fits(request.prompt_tokens, facts)
         except WaveppError as error:
             return error

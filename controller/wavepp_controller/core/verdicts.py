@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -36,18 +36,35 @@ class PipelineFacts:
     state_slots: int | None = None
     """Recurrent slots of the daemon that has fewest; None where no band has recurrent layers."""
     state_stage: StageIndex | None = None
+    layout: str = ""
+    """What cached blocks depend on besides the model: part of every block's hash."""
+    adapters: bool = False
+    """Every engine applies the adapter that a request names."""
 
     @classmethod
     def of(cls, records: Iterable[MemberRecord]) -> PipelineFacts:
         """Facts of the members that are there, in (stage, rank) order; at least one."""
         members = list(records)
         poorest = min(members, key=lambda record: record.pool_blocks)
-        facts = cls(members[0].model, members[0].block_tokens, poorest.pool_blocks, poorest.key.stage)
+        first = members[0]
+        facts = cls(
+            first.model,
+            first.block_tokens,
+            poorest.pool_blocks,
+            poorest.key.stage,
+            layout=_layout(first),
+            adapters=all(record.adapters for record in members),
+        )
         recurrent = [record for record in members if CacheGroup.RECURRENT in record.groups]
         if not recurrent:
             return facts
         fewest = min(recurrent, key=lambda record: record.state_slots)
         return replace(facts, state_slots=fewest.state_slots, state_stage=fewest.key.stage)
+
+
+def _layout(record: MemberRecord) -> str:
+    told = {field.name: getattr(record.numerics, field.name) for field in fields(record.numerics)}
+    return " ".join([f"B{record.block_tokens}", *(f"{name}={value!r}" for name, value in told.items() if value)])
 
 
 def check_request(request: PrefillRequest) -> None:
@@ -93,8 +110,20 @@ def check_against(request: PrefillRequest, facts: PipelineFacts) -> None:
             value=facts.model.vocabulary,
             limit=limits.MAX_VOCABULARY,
         )
+    check_adapter(request, facts)
     check_tokens(request.token_ids, facts.model.vocabulary)
     check_fits(request.prompt_tokens, facts)
+
+
+def check_adapter(request: PrefillRequest, facts: PipelineFacts) -> None:
+    """InvalidRequest if the request names an adapter that a stage would ignore: the base model would answer."""
+    if request.adapter and not facts.adapters:
+        raise InvalidRequest(
+            "the engines of this pipeline apply no adapters",
+            field="adapter",
+            value=request.adapter,
+            limit="none",
+        )
 
 
 def check_tokens(token_ids: bytes, vocabulary: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, Final
 
 from wavepp_proto import limits
@@ -20,6 +21,7 @@ from wavepp_proto.terms import (
     Incarnation,
     MemberRecord,
     ModelFacts,
+    Numerics,
     PipelineId,
     Rank,
     StageIndex,
@@ -81,6 +83,8 @@ def encode_record(record: MemberRecord) -> bytes:
         "state_slots": record.state_slots,
         "engine_load": record.engine_load,
         "gpu": record.gpu,
+        "numerics": asdict(record.numerics),
+        "adapters": record.adapters,
     }
     encoded = json.dumps(document, separators=(",", ":")).encode()
     decode_record(encoded)
@@ -138,6 +142,17 @@ def decode_record(value: bytes) -> MemberRecord:
         state_slots=read.count("state_slots", 0, limits.MAX_STATE_SLOTS) if "state_slots" in document else 0,
         engine_load=read.count("engine_load", 0) if "engine_load" in document else 0,
         gpu=read.text("gpu") if "gpu" in document else "",
+        numerics=_numerics(read.inner("numerics")) if "numerics" in document else Numerics(),
+        adapters=read.flag("adapters") if "adapters" in document else False,
+    )
+
+
+def _numerics(read: _Reader) -> Numerics:
+    return Numerics(
+        dtype=read.text("dtype"),
+        hidden=read.count("hidden", 0),
+        quantization=read.text("quantization"),
+        packages=read.text("packages"),
     )
 
 
@@ -157,6 +172,12 @@ class _Reader:
             raise self._wrong(name, "must be an integer", value)
         if not least <= value <= most:
             raise self._wrong(name, f"must be {least} to {most}", value, most if value > most else least)
+        return value
+
+    def flag(self, name: str) -> bool:
+        value = self._field(name)
+        if not isinstance(value, bool):
+            raise self._wrong(name, "must be true or false", value)
         return value
 
     def text(self, name: str, most: int = limits.MAX_NAME_CHARS) -> str:

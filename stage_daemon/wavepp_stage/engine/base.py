@@ -61,6 +61,8 @@ class EngineTraits:
     """An escrow takes its room at once: materialising takes nothing more, and block tables are empty."""
     collective: bool = False
     """All stages load together, in `EnginePlan.group`, and one that has nothing loaded makes all load again."""
+    adapters: bool = False
+    """It applies the adapter that a request names: a pipeline takes such requests if all its engines do."""
 
 
 @dataclass(frozen=True, slots=True)

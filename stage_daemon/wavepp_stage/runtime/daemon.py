@@ -198,6 +198,8 @@ class StageDaemon:
             state_slots=self._state_slots(0, model.layers),
             engine_load=self.control.engine_load,
             gpu=self.equipment.gpu,
+            numerics=self.equipment.numerics,
+            adapters=self.equipment.traits.adapters,
             pid=os.getpid(),
             version=__version__,
         )

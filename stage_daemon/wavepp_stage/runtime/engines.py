@@ -13,7 +13,7 @@ from typing import Any
 
 from wavepp_proto.errors import JoinRefused
 from wavepp_proto.runtime.channels import ClientSecurity, parse_address
-from wavepp_proto.terms import NOTHING_LOADED, Incarnation, JoinPlan, LinkKind, ModelFacts
+from wavepp_proto.terms import NOTHING_LOADED, Incarnation, JoinPlan, LinkKind, ModelFacts, Numerics
 from wavepp_stage.core.join_plan import common_load
 from wavepp_stage.core.machine import MakeCache, block_cache
 from wavepp_stage.engine.base import (
@@ -42,6 +42,8 @@ class Equipment:
     make_cache: MakeCache = block_cache
     gpu: str = ""
     """Names the GPU that it computes on among all others; empty on a CPU."""
+    numerics: Numerics = field(default_factory=Numerics)
+    """What all stages of its pipeline must compute alike."""
 
 
 LOAD_MARGIN = 0.9
@@ -77,7 +79,9 @@ def equip(settings: StageSettings, advertise_host: str) -> Equipment:
         from wavepp_stage.engine.emulated import EmulatedEngine, emulated_model_facts, emulated_traits
 
         traits = emulated_traits(settings.model)
-        return Equipment(EmulatedEngine(), emulated_model_facts(settings.model), None, "", traits)
+        # Computes in whole numbers: the dtype is that of the engine which it stands for, and as binding.
+        numerics = Numerics(dtype=settings.dtype or "auto")
+        return Equipment(EmulatedEngine(), emulated_model_facts(settings.model), None, "", traits, numerics=numerics)
     made = _equip_trtllm if settings.engine == "trtllm" else _equip_torch
     return made(settings, advertise_host)
 
@@ -87,11 +91,13 @@ def _equip_torch(settings: StageSettings, advertise_host: str) -> Equipment:
     from wavepp_stage.engine.torch.facts import model_facts
     from wavepp_stage.engine.torch.gloo_link import open_store
     from wavepp_stage.engine.torch.link_transport import gpu_name
+    from wavepp_stage.engine.torch.model import numerics
 
-    facts, device = model_facts(settings.model), settings.device or "cpu"
-    engine = TorchEngine(device=device, dtype=settings.dtype or "float32", threads=settings.threads)
+    facts, device, dtype = model_facts(settings.model), settings.device or "cpu", settings.dtype or "float32"
+    alike = numerics(settings.model, dtype)
+    engine = TorchEngine(device=device, dtype=dtype, threads=settings.threads)
     store, link_address = open_store(parse_address(settings.listen).host, advertise_host)
-    return Equipment(engine, facts, store, link_address, gpu=gpu_name(device, advertise_host))
+    return Equipment(engine, facts, store, link_address, gpu=gpu_name(device, advertise_host), numerics=alike)
 
 
 def _equip_trtllm(settings: StageSettings, advertise_host: str) -> Equipment:
@@ -101,12 +107,13 @@ def _equip_trtllm(settings: StageSettings, advertise_host: str) -> Equipment:
     from wavepp_stage.engine.torch.link_transport import gpu_name
     from wavepp_stage.engine.trtllm.cache import TrtllmCache
     from wavepp_stage.engine.trtllm.engine import TrtllmEngine
-    from wavepp_stage.engine.trtllm.facts import model_facts
+    from wavepp_stage.engine.trtllm.facts import AUTO, model_facts, numerics
     from wavepp_stage.engine.trtllm.served import served_config
 
     served_config(settings.model, settings.ranks, settings.block_tokens)
     facts, device = model_facts(settings.model), settings.device or "cuda:0"
-    engine = TrtllmEngine(device=device, dtype=settings.dtype or "auto")
+    dtype = settings.dtype or AUTO
+    engine = TrtllmEngine(device=device, dtype=dtype)
     store, link_address = open_store(parse_address(settings.listen).host, advertise_host)
     return Equipment(
         engine,
@@ -116,6 +123,7 @@ def _equip_trtllm(settings: StageSettings, advertise_host: str) -> Equipment:
         engine.traits,
         make_cache=lambda plan, feed: TrtllmCache(engine, plan, feed),
         gpu=gpu_name(device, advertise_host),
+        numerics=numerics(settings.model, dtype, engine.version),
     )
 
 

@@ -16,7 +16,9 @@ import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
+from wavepp_proto import __version__
 from wavepp_proto.errors import EngineFault
+from wavepp_proto.terms import Numerics
 from wavepp_stage.engine.base import EnginePlan
 from wavepp_stage.engine.torch.attention import ATTENTION, WaveContext
 from wavepp_stage.engine.torch.layer_kinds import RECURRENT_MODEL_TYPES, layer_kinds, recurrent_layers, refuse
@@ -149,6 +151,19 @@ def dtype_of(setting: str, config: PretrainedConfig) -> torch.dtype:
     if setting not in known:
         raise EngineFault("unknown dtype", field="dtype", value=setting, limit="float32, bfloat16, float16, auto")
     return known[setting]
+
+
+def numerics(path: str, dtype: str) -> Numerics:
+    """What a stage of the model folder at `path` computes with, known before it is loaded. Raises EngineFault naming
+    the field."""
+    config = load_config(path)
+    names = {"wavepp": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
+    return Numerics(
+        dtype=str(dtype_of(dtype, config)).removeprefix("torch."),
+        hidden=config.hidden_size,
+        # a build for another device (2.9.1+cu130) has the same arithmetic
+        packages=", ".join(f"{name} {version.partition('+')[0]}" for name, version in names.items()),
+    )
 
 
 def kv_shape(config: PretrainedConfig) -> tuple[int, int]:

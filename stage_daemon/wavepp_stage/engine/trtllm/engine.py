@@ -31,8 +31,9 @@ from wavepp_stage.engine.torch.sampler import sample_rows
 from wavepp_stage.engine.trtllm import compat
 from wavepp_stage.engine.trtllm.contract import preflight
 from wavepp_stage.engine.trtllm.desk import Desk
-from wavepp_stage.engine.trtllm.load import AUTO, Loaded, check_dtype, device_of, load_stage, loaded_facts
-from wavepp_stage.engine.trtllm.pp_comm import PARTS, payload_rows
+from wavepp_stage.engine.trtllm.facts import AUTO, PARTS
+from wavepp_stage.engine.trtllm.load import Loaded, check_dtype, device_of, load_stage, loaded_facts
+from wavepp_stage.engine.trtllm.pp_comm import payload_rows
 
 ELSEWHERE = "another rank of this stage cannot run it"
 

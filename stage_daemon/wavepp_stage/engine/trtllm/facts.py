@@ -6,14 +6,22 @@ served, `served.py` refuses.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from wavepp_proto import __version__
 from wavepp_proto.errors import EngineFault
-from wavepp_proto.terms import ModelFacts
+from wavepp_proto.terms import ModelFacts, Numerics
 from wavepp_stage.engine.torch.facts import fingerprint, read_config
 
+AUTO = "auto"
+"""The dtype that the model's configuration tells."""
+PARTS = 2
+"""An activation row is [hidden | residual]."""
+QUANTIZATION_NAME = "hf_quant_config.json"
 _DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -31,6 +39,40 @@ def model_facts(path: str) -> ModelFacts:
         path=str(folder.resolve()),
         recurrent_layers=(),
     )
+
+
+def told_dtype(config: Mapping[str, Any], dtype: str) -> str:
+    """What `dtype` comes to: `auto` is what the configuration tells, as far as it tells any."""
+    told = config.get("dtype") or config.get("torch_dtype") or AUTO if dtype == AUTO else dtype
+    return str(told).removeprefix("torch.")
+
+
+def numerics(path: str, dtype: str, version: str) -> Numerics:
+    """What a stage of the model folder at `path` computes with; `version` is the package's. Raises EngineFault naming
+    the field."""
+    folder = Path(path).expanduser()
+    config = read_config(folder)
+    return Numerics(
+        dtype=told_dtype(config, dtype),
+        hidden=PARTS * positive(config, "hidden_size"),
+        quantization=_quantization(folder, config),
+        packages=f"wavepp {__version__}, tensorrt_llm {version}",
+    )
+
+
+def _quantization(folder: Path, config: Mapping[str, Any]) -> str:
+    """Digest of what the folder tells of it, in either place where TensorRT-LLM looks; empty for plain tensors."""
+    try:
+        apart = json.loads((folder / QUANTIZATION_NAME).read_bytes())
+    except FileNotFoundError:
+        apart = None
+    except (OSError, ValueError) as error:
+        message = f"cannot read {QUANTIZATION_NAME}: {error}"
+        raise EngineFault(message, field="quantization", value=str(folder)) from error
+    told = [one for one in (config.get("quantization_config"), apart) if one]
+    if not told:
+        return ""
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def positive(config: Mapping[str, Any], key: str) -> int:

@@ -19,14 +19,12 @@ from wavepp_stage.engine.base import EngineFacts, EnginePlan
 from wavepp_stage.engine.trtllm import compat
 from wavepp_stage.engine.trtllm.contract import check_loaded, preflight
 from wavepp_stage.engine.trtllm.desk import Desk
-from wavepp_stage.engine.trtllm.facts import host_block_bytes, positive
+from wavepp_stage.engine.trtllm.facts import AUTO, PARTS, host_block_bytes, positive, told_dtype
 from wavepp_stage.engine.trtllm.group import Meeting
 from wavepp_stage.engine.trtllm.plain import ExecutorArgs
-from wavepp_stage.engine.trtllm.pp_comm import PARTS, PayloadPort
+from wavepp_stage.engine.trtllm.pp_comm import PayloadPort
 from wavepp_stage.engine.trtllm.served import served_config
 
-AUTO = "auto"
-"""The dtype that the model's configuration tells."""
 DTYPES = (AUTO, "float16", "bfloat16")
 EVENTS_PER_BLOCK = 4
 """Room in the event buffer: one job may store, move and remove every block of the pool, and some."""
@@ -65,7 +63,7 @@ def load_stage(plan: EnginePlan, device: torch.device, dtype: str, progress: Cal
     progress(0, 2)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    told = _told_dtype(config) if dtype == AUTO else dtype
+    told = told_dtype(config, dtype)
     terms = {"dtype": told, "tensorrt_llm": version}
     meeting = Meeting(plan, "cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo", terms)
     try:
@@ -86,10 +84,6 @@ def load_stage(plan: EnginePlan, device: torch.device, dtype: str, progress: Cal
                           value=plan.model) from error  # fmt: skip
     progress(2, 2)
     return Loaded(plan, meeting, executor, desk, port, start_up, hidden, payload_dtype, positive(config, "vocab_size"))
-
-
-def _told_dtype(config: dict[str, object]) -> str:
-    return str(config.get("dtype") or config.get("torch_dtype") or AUTO).removeprefix("torch.")
 
 
 def _arguments(plan: EnginePlan, dtype: str, told: str, config: dict[str, object]) -> ExecutorArgs:

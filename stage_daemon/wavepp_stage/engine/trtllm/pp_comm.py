@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from wavepp_proto.errors import EngineFault
-
-PARTS = 2
+from wavepp_stage.engine.trtllm.facts import PARTS
 
 
 class PayloadPort:
