@@ -688,3 +688,5 @@ class JoinReply:
     bytes_per_state: int = 0
     engine_load: int = 0
     """As in the member record, which follows."""
+    host_pool_blocks: int | None = None
+    """None from a daemon of an earlier version: as planned."""

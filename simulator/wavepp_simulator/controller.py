@@ -208,7 +208,7 @@ class SimController:
                 if self._arriving is None or self._streams.get(request_id) is self._arriving:
                     raise Violation("I4", f"{request_id} was refused as a duplicate of itself")
                 self.world.clients.hear(self._arriving, Failed(request_id, error))
-            case ev.Span() | ev.RefuseReform():
+            case ev.Span() | ev.RefuseReform() | ev.DigestExcess():
                 pass
 
     def reported_wave(self, key: DaemonKey) -> WaveOrdinal:

@@ -14,6 +14,7 @@ from wavepp_proto import limits, terms
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
 COUNT = st.integers(0, 2**40)
+BLOCKS = st.integers(0, limits.MAX_POOL_BLOCKS)
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 NAME = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30)
 ATTEMPT = st.integers(1, 2**32 - 1)
@@ -182,7 +183,7 @@ REPLY = st.builds(
     terms.JoinReply,
     FENCE,
     DAEMON_KEY,
-    COUNT,
+    BLOCKS,
     st.booleans(),
     several(GROUP, 2),
     U32,
@@ -191,4 +192,5 @@ REPLY = st.builds(
     TEXT,
     several(U32),
     engine_load=U64,
+    host_pool_blocks=optional(BLOCKS),
 )

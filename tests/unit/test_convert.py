@@ -224,6 +224,23 @@ def test_join_is_refused_when_its_rank_is_outside_the_stage() -> None:
     assert refused(lambda: convert.join_plan_from_pb(message)) == {"field": "key.rank", "value": "1", "limit": "0"}
 
 
+@pytest.mark.parametrize(
+    ("field", "limit"),
+    [("pool_blocks", limits.MAX_POOL_BLOCKS), ("host_pool_blocks", limits.MAX_POOL_BLOCKS),
+     ("state_slots", limits.MAX_STATE_SLOTS)],
+)  # fmt: skip
+def test_answer_to_a_join_is_refused_when_no_stage_could_have_made_so_much(field: str, limit: int) -> None:
+    message = convert.join_reply_to_pb(
+        terms.JoinReply(FENCE, JOIN.key, 8, False, JOIN.groups, 0, 64, terms.Capacity(1, 8, 0))
+    )
+    assert convert.join_reply_from_pb(message).host_pool_blocks is None  # an older daemon does not say
+    setattr(message, field, limit)
+    assert getattr(convert.join_reply_from_pb(message), field) == limit
+    setattr(message, field, limit + 1)
+    refusal = refused(lambda: convert.join_reply_from_pb(message))
+    assert refusal == {"field": field, "value": str(limit + 1), "limit": str(limit)}
+
+
 # --- prompts ------------------------------------------------------------------------------------
 
 

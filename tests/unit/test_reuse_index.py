@@ -162,6 +162,7 @@ def test_daemon_counts_as_empty_when_it_claims_more_than_its_pools(blocks: int) 
     index.attach(A, LIFE, 20)
     verdict = index.apply(A, snapshot(CHAIN[:blocks]))
     assert verdict is (Verdict.REPLACE if blocks == 20 else Verdict.RESYNC)
+    assert index.excess(A) == (None if blocks == 20 else blocks)
     assert index.hint_blocks(CHAIN) == (20 if blocks == 20 else 0)
 
 
@@ -263,11 +264,11 @@ def test_whole_chain_is_scanned_when_no_daemon_attends() -> None:
 def test_groups_are_learnt_anew_when_a_daemon_joins_with_others() -> None:
     index = index_of(a=40)
     version = index.version
-    index.regroup(A, (ATTENTION,))
+    index.reshape(A, 1000, (ATTENTION,))
     assert index.version == version
-    index.regroup(A, (ATTENTION, RECURRENT))
+    index.reshape(A, 1000, (ATTENTION, RECURRENT))
     assert (index.hint_blocks(CHAIN), index.version) == (0, version + 1)
-    index.regroup(B, (RECURRENT,))  # not attached
+    index.reshape(B, 1000, (RECURRENT,))  # not attached
     assert index.check() == []
 
 

@@ -114,6 +114,16 @@ class WatchAgain:
 
 
 @dataclass(frozen=True, slots=True)
+class DigestExcess:
+    """For the log: a digest told of more blocks and snapshots than its daemon has room for, which counts as empty until
+    a snapshot of it fits. Not answered."""
+
+    key: DaemonKey
+    told: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReopenStreams:
     """Close what is left of the streams and open all but the digest's again, to the same incarnation, in the same
     formation; answer StreamsReopened or StreamLost. The first message on RunWaves is a heartbeat with
@@ -169,6 +179,7 @@ Action = (
     | SendRound
     | SendWave
     | WatchAgain
+    | DigestExcess
     | ReopenStreams
     | AskInventory
     | Emit

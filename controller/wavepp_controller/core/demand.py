@@ -26,11 +26,7 @@ class Demand:
         self._daemons = formation.daemons
         self.attention = any(CacheGroup.ATTENTION in groups_of(daemon) for daemon in daemons)
         fewest_slots = min(
-            (
-                daemon.plan.state_slots if daemon.reply is None else daemon.reply.state_slots
-                for daemon in daemons
-                if CacheGroup.RECURRENT in groups_of(daemon)
-            ),
+            (daemon.state_slots for daemon in daemons if CacheGroup.RECURRENT in groups_of(daemon)),
             default=None,
         )
         self.policy = SnapshotPolicy.of(formation.block_tokens, config.snapshot_tokens, fewest_slots)

@@ -6,7 +6,7 @@ progress. What a digest says goes into the `index`; a daemon that is out of step
 
 from __future__ import annotations
 
-from wavepp_controller.core.events import WatchAgain
+from wavepp_controller.core.events import DigestExcess, WatchAgain
 from wavepp_controller.core.formation import Daemon, PipelineFormation
 from wavepp_controller.core.index import ReuseIndex
 from wavepp_controller.core.outbox import Outbox
@@ -15,14 +15,14 @@ from wavepp_proto.terms import CacheGroup, Digest
 
 RESYNC_S = 1.0
 """Pause before a snapshot that makes no progress is asked for again."""
+MOST_EXCESSES = 6
+"""Each digest in a row that tells of too much doubles that pause, up to 64 s."""
 
 
 def attach(index: ReuseIndex, formation: PipelineFormation) -> None:
     """Begin with every daemon empty: a formation's streams open with a snapshot each."""
     for key, daemon in formation.daemons.items():
-        plan = daemon.plan
-        bound = plan.pool_blocks + plan.host_pool_blocks + plan.state_slots
-        index.attach(key, daemon.record.incarnation, bound, groups_of(daemon))
+        index.attach(key, daemon.record.incarnation, daemon.most_indexed, groups_of(daemon))
 
 
 def groups_of(daemon: Daemon) -> tuple[CacheGroup, ...]:
@@ -30,10 +30,14 @@ def groups_of(daemon: Daemon) -> tuple[CacheGroup, ...]:
     return daemon.plan.groups if daemon.reply is None else daemon.reply.groups
 
 
+def joined(index: ReuseIndex, daemon: Daemon) -> None:
+    """The daemon has said what it made, which may be more or other than was planned."""
+    index.reshape(daemon.key, daemon.most_indexed, groups_of(daemon))
+
+
 def expect(index: ReuseIndex, formation: PipelineFormation, now: float) -> None:
     """The formation serves: a first snapshot that does not come is asked for in a while."""
     for daemon in formation.daemons.values():
-        index.regroup(daemon.key, groups_of(daemon))
         if not index.in_sync(daemon.key):
             daemon.snapshot_due = now + RESYNC_S
 
@@ -44,11 +48,12 @@ def read(index: ReuseIndex, daemon: Daemon, digest: Digest, now: float, out: Out
     match index.apply(daemon.key, digest):
         case Verdict.RESYNC:
             out.count("digest_resyncs")
+            _note_excess(index, daemon, now, out)
             _ask(daemon, now, out)
         case Verdict.MORE:
             daemon.snapshot_due = now + RESYNC_S
         case Verdict.REPLACE:
-            daemon.snapshot_due = None
+            daemon.snapshot_due, daemon.excesses = None, 0
         case Verdict.APPLY | Verdict.IGNORE:
             pass
 
@@ -64,6 +69,17 @@ def resume(index: ReuseIndex, daemon: Daemon, now: float, out: Outbox) -> None:
     seq = index.seq_of(daemon.key)
     daemon.snapshot_due = None if seq else now + RESYNC_S
     out.send(WatchAgain(daemon.key, daemon.fence(), seq))
+
+
+def _note_excess(index: ReuseIndex, daemon: Daemon, now: float, out: Outbox) -> None:
+    """A digest of more than fits the pools is a fault of the daemon: told with numbers, and asked again ever later."""
+    told = index.excess(daemon.key)
+    if told is None:
+        return
+    out.count("digest_excesses")
+    out.send(DigestExcess(daemon.key, told, daemon.most_indexed))
+    daemon.snapshot_due = now + RESYNC_S * 2 ** min(daemon.excesses, MOST_EXCESSES)
+    daemon.excesses += 1
 
 
 def _ask(daemon: Daemon, now: float, out: Outbox) -> None:

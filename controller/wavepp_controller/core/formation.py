@@ -51,6 +51,8 @@ class Daemon:
     """It wants to leave: nothing new is admitted, and the formation ends when nothing is held."""
     snapshot_due: float | None = None
     """When to ask (again) for a snapshot that is awaited; None while none is."""
+    excesses: int = 0
+    """Digests in a row that told of more than it has room for."""
     waves_done: int = 0
     times: StageTimes = StageTimes()
     """Sums since the formation began."""
@@ -73,6 +75,16 @@ class Daemon:
     @property
     def state_slots(self) -> int:
         return self.plan.state_slots if self.reply is None else self.reply.state_slots
+
+    @property
+    def host_pool_blocks(self) -> int:
+        made = None if self.reply is None else self.reply.host_pool_blocks
+        return self.plan.host_pool_blocks if made is None else made
+
+    @property
+    def most_indexed(self) -> int:
+        """Blocks and snapshots that it has room for."""
+        return self.pool_blocks + self.host_pool_blocks + self.state_slots
 
     def fence(self, ordinal: int = 0) -> Fence:
         ours = self.plan.fence
@@ -159,9 +171,11 @@ class PipelineFormation:
     def joined(self, daemon: Daemon, reply: JoinReply, now: float) -> bool:
         """Note one answer; True when it was the last one and the formation serves.
 
-        JoinRefused if the daemon has other cache groups than its band: agreement would skip the one it lacks.
+        JoinRefused if what the daemon loaded is not what it was to load, or does not fit what others loaded.
         """
         _check_groups(daemon, reply)
+        _check_layers(daemon, reply)
+        self._check_width(daemon, reply)
         daemon.reply = reply
         daemon.has(reply.capacity)
         if any(other.reply is None for other in self.daemons.values()):
@@ -171,11 +185,15 @@ class PipelineFormation:
         self.serving = True
         return True
 
+    def _check_width(self, daemon: Daemon, reply: JoinReply) -> None:
+        for other in self.daemons.values():
+            if other.reply is not None and other.reply.hidden != reply.hidden:
+                what = f"its activation rows are {reply.hidden} wide, not {other.reply.hidden} as {other.key.place}'s"
+                raise _unlike(daemon, what, "hidden", reply.hidden, other.reply.hidden)
+
     def excuse(self, pause: float, now: float) -> None:
         """Time in which the controller itself did not listen is nobody's silence."""
         for daemon in self.daemons.values():
-        _check_layers(daemon, reply)
-        self._check_width(daemon, reply)
             daemon.last_heard = min(now, daemon.last_heard + pause)
             if pause:
                 daemon.idle_since = None
@@ -184,12 +202,6 @@ class PipelineFormation:
         """The daemon that has been silent longest, if longer than `silence` seconds."""
         quietest = min(self.daemons.values(), key=lambda daemon: daemon.last_heard)
         return quietest if self.serving and now - quietest.last_heard > silence else None
-
-    def _check_width(self, daemon: Daemon, reply: JoinReply) -> None:
-        for other in self.daemons.values():
-            if other.reply is not None and other.reply.hidden != reply.hidden:
-                what = f"its activation rows are {reply.hidden} wide, not {other.reply.hidden} as {other.key.place}'s"
-                raise _unlike(daemon, what, "hidden", reply.hidden, other.reply.hidden)
 
     def next_silence(self, silence: float) -> float:
         return min(daemon.last_heard for daemon in self.daemons.values()) + silence

@@ -44,6 +44,8 @@ class _Source:
     """Contents of a snapshot that is still arriving."""
     loaded: int = 0
     """Hashes under `loading`."""
+    excess: int | None = None
+    """How much the last digest told of, where that was more than `bound`."""
 
 
 @dataclass(slots=True)
@@ -67,12 +69,20 @@ class ReuseIndex:
         self.detach(key)
         self._sources[key] = _Source(DigestCursor(incarnation), frozenset(groups), bound_blocks)
 
-    def regroup(self, key: DaemonKey, groups: Iterable[CacheGroup]) -> None:
-        """The daemon has said which groups it really has."""
+    def reshape(self, key: DaemonKey, bound_blocks: int, groups: Iterable[CacheGroup]) -> None:
+        """The daemon has said which pools and groups it really has."""
         source = self._sources.get(key)
-        if source is not None and source.groups != frozenset(groups):
+        if source is None:
+            return
+        source.bound = bound_blocks
+        if source.groups != frozenset(groups):
             source.groups = frozenset(groups)
             self.version += 1
+
+    def excess(self, key: DaemonKey) -> int | None:
+        """Blocks and snapshots that the last digest told of, if they are more than fit; a snapshot is not read on."""
+        source = self._sources.get(key)
+        return None if source is None else source.excess
 
     def detach(self, key: DaemonKey) -> None:
         """Mask everything the daemon holds, at once."""
@@ -101,6 +111,7 @@ class ReuseIndex:
         source = self._sources.get(key)
         if source is None:
             return Verdict.IGNORE
+        source.excess = None
         verdict = source.cursor.offer(digest)
         if verdict is Verdict.RESYNC:
             return self._lose(source)
@@ -108,7 +119,10 @@ class ReuseIndex:
             return verdict
         if digest.kind is DigestKind.SNAPSHOT:
             return self._page(source, digest, verdict)
-        if source.bit is None or self._indexed(source) > source.bound:
+        if source.bit is None:
+            return self._lose(source)
+        if self._indexed(source) > source.bound:
+            source.excess = self._indexed(source)
             return self._lose(source)
         for group in digest.groups:
             self._tables[group.group].add(unpack_hashes(group.added), source.bit)
@@ -197,6 +211,7 @@ class ReuseIndex:
             added = unpack_hashes(group.added)
             source.loaded += added.size
             if source.loaded > source.bound:
+                source.excess = source.loaded
                 return self._lose(source)
             self._tables[group.group].add(added, source.loading)
         if verdict is Verdict.REPLACE:

@@ -100,6 +100,7 @@ class PipelineMachine:
         except JoinRefused as error:
             self._refuse_join(daemon, error, event.now)
             return
+        digests.joined(self.index, daemon)
         if complete:
             self._serve(formation, event.now)
 

@@ -150,7 +150,7 @@ def daemon_status(daemon: Daemon, index: ReuseIndex, latency: LatencyModel, serv
         times=daemon.times,
         device="" if daemon.reply is None else daemon.reply.device,
         groups=daemon.plan.groups,
-        host_pool_blocks=daemon.plan.host_pool_blocks,
+        host_pool_blocks=daemon.host_pool_blocks,
         state_slots=daemon.state_slots,
         reconnecting=daemon.streams.reconnecting,
         reconnects=daemon.streams.reconnects,

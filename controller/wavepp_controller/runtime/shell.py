@@ -173,6 +173,9 @@ class ControllerShell:
             case ev.WatchAgain(key, _, from_seq):
                 if (link := self._links.get(key)) is not None:
                     link.watch_digest(from_seq)
+            case ev.DigestExcess(key, told, most):
+                log.warning("digest over its bound", pipeline=key.pipeline, stage=key.stage, rank=key.rank,
+                            blocks=told, limit=most)  # fmt: skip
             case ev.ReopenStreams(key, fence, reported_wave):
                 link = self._links.get(key)
                 if link is not None and link.plan.fence.formation == fence.formation:

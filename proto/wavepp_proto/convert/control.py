@@ -141,13 +141,17 @@ def join_reply_to_pb(reply: JoinReply) -> pb.JoinResponse:
         state_slots=reply.state_slots,
         bytes_per_state=reply.bytes_per_state,
         engine_load=reply.engine_load,
+        host_pool_blocks=reply.host_pool_blocks,
     )
 
 
 def join_reply_from_pb(msg: pb.JoinResponse) -> JoinReply:
-    """Raises InvalidRequest when fence or capacity is missing or a group is unknown."""
+    """Raises InvalidRequest when fence or capacity is missing, a group is unknown or a pool larger than any may be."""
     _check.present("fence", msg.HasField("fence"))
     _check.present("capacity", msg.HasField("capacity"))
+    _check.at_most("pool_blocks", msg.pool_blocks, limits.MAX_POOL_BLOCKS)
+    _check.at_most("host_pool_blocks", msg.host_pool_blocks, limits.MAX_POOL_BLOCKS)
+    _check.at_most("state_slots", msg.state_slots, limits.MAX_STATE_SLOTS)
     return JoinReply(
         fence=c.fence_from_pb(msg.fence),
         key=c.daemon_key_from_pb(msg.key),
@@ -162,6 +166,7 @@ def join_reply_from_pb(msg: pb.JoinResponse) -> JoinReply:
         state_slots=msg.state_slots,
         bytes_per_state=msg.bytes_per_state,
         engine_load=msg.engine_load,
+        host_pool_blocks=msg.host_pool_blocks if msg.HasField("host_pool_blocks") else None,
     )
 
 

@@ -205,6 +205,7 @@ class JoinResponse(_message.Message):
     STATE_SLOTS_FIELD_NUMBER: _builtins.int
     BYTES_PER_STATE_FIELD_NUMBER: _builtins.int
     ENGINE_LOAD_FIELD_NUMBER: _builtins.int
+    HOST_POOL_BLOCKS_FIELD_NUMBER: _builtins.int
     pool_blocks: _builtins.int
     needs_tokens: _builtins.bool
     """Token ids must be announced to this stage although it is not the first."""
@@ -216,6 +217,8 @@ class JoinResponse(_message.Message):
     bytes_per_state: _builtins.int
     engine_load: _builtins.int
     """As in Peer, after this join: known at once, the member record follows."""
+    host_pool_blocks: _builtins.int
+    """Blocks of the host tier, as made; absent from older daemons: as planned."""
     @_builtins.property
     def fence(self) -> _common_pb2.Fence: ...
     @_builtins.property
@@ -242,12 +245,15 @@ class JoinResponse(_message.Message):
         state_slots: _builtins.int = ...,
         bytes_per_state: _builtins.int = ...,
         engine_load: _builtins.int = ...,
+        host_pool_blocks: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "fence", b"fence", "key", b"key"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_host_pool_blocks", b"_host_pool_blocks", "capacity", b"capacity", "fence", b"fence", "host_pool_blocks", b"host_pool_blocks", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_block", b"bytes_per_block", "bytes_per_state", b"bytes_per_state", "capacity", b"capacity", "device", b"device", "engine_load", b"engine_load", "fence", b"fence", "groups", b"groups", "hidden", b"hidden", "key", b"key", "loaded_layers", b"loaded_layers", "needs_tokens", b"needs_tokens", "pool_blocks", b"pool_blocks", "state_slots", b"state_slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_host_pool_blocks", b"_host_pool_blocks", "bytes_per_block", b"bytes_per_block", "bytes_per_state", b"bytes_per_state", "capacity", b"capacity", "device", b"device", "engine_load", b"engine_load", "fence", b"fence", "groups", b"groups", "hidden", b"hidden", "host_pool_blocks", b"host_pool_blocks", "key", b"key", "loaded_layers", b"loaded_layers", "needs_tokens", b"needs_tokens", "pool_blocks", b"pool_blocks", "state_slots", b"state_slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__host_pool_blocks: _TypeAlias = _typing.Literal["host_pool_blocks"]  # noqa: Y015
+    _WhichOneofArgType__host_pool_blocks: _TypeAlias = _typing.Literal["_host_pool_blocks", b"_host_pool_blocks"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__host_pool_blocks) -> _WhichOneofReturnType__host_pool_blocks | None: ...
 
 Global___JoinResponse: _TypeAlias = JoinResponse  # noqa: Y015
 

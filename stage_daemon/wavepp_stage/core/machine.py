@@ -266,6 +266,11 @@ class StageMachine:
         """As the cache has it: a manager of an engine's own may have got less memory than was planned."""
         return self._cache.pool_blocks if self._cache else 0
 
+    @property
+    def host_pool_blocks(self) -> int:
+        """The same of its host tier."""
+        return self._cache.host_pool_blocks if self._cache else 0
+
     def capacity(self) -> Capacity:
         return self._cache.capacity() if self._cache else NO_CAPACITY
 

@@ -166,6 +166,7 @@ class ControlService(control_pb2_grpc.StageControlServicer):
             state_slots=plan.state_slots,
             bytes_per_state=facts.bytes_per_state,
             engine_load=self.engine_load,
+            host_pool_blocks=self._core.read(lambda machine: machine.host_pool_blocks),
         )
 
     def _engine_plan(self, plan: JoinPlan) -> EnginePlan:
