@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.harness.fake_pipeline import BLOCK, FakePipeline, request
+from wavepp_controller.core import order as order_module
 from wavepp_controller.core.config import ControllerConfig
 from wavepp_controller.core.events import SendRound, SendWave
-from wavepp_controller.core.order import RankedOrder
+from wavepp_controller.core.order import RankedOrder, goes_before
 from wavepp_controller.core.phases import PhaseLog
 from wavepp_controller.core.request import Request
 from wavepp_proto.hashing import HashScope
@@ -138,6 +140,56 @@ def test_nobody_is_overtaken_more_often_than_allowed_when_requests_come_and_go(
         before = [other for other in served[:at] if other.place > one.place]
         assert len(before) <= most
         assert all(other.prefill.priority > one.prefill.priority for other in before)
+
+
+@pytest.mark.parametrize("queued", [256, 4096])
+def test_serving_looks_only_at_those_that_are_overtaken(queued: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+    honest = order_module._rank
+
+    def counted(one: Request) -> tuple[bool, int, float]:
+        nonlocal looks
+        looks += 1
+        return honest(one)
+
+    order = RankedOrder(most_bypasses=8)
+    low = [made(place, -1) for place in range(queued)]
+    early, late = made(2, 1), made(queued, 1)
+    for one in (*low[:2], *low[3:]):
+        order.add(one)
+    monkeypatch.setattr(order_module, "_rank", counted)
+    order.serve(early)
+    assert [one.place for one in low if one.overtaken_by] == [0, 1]
+    assert looks <= 4 + 3 * queued.bit_length()
+    order.serve(late)
+    looks = 0
+    order.serve(late)  # it lacked room, and is tried again
+    assert looks == 0
+    assert [len(one.overtaken_by) for one in (low[0], low[1], low[3], low[-1])] == [2, 2, 1, 1]
+    back = made(3, -2)
+    order.add(back)
+    order.serve(late)
+    assert back.overtaken_by == {late.life}
+
+
+@given(st.lists(st.one_of(st.integers(-2, 2), st.sampled_from(["serve", "again"])), max_size=60), st.integers(0, 4))
+def test_overtaken_are_those_that_came_earlier_and_stand_behind(script: list[int | str], most: int) -> None:
+    """`again`: the head lacks room and comes back; what is counted is compared with a walk over everybody."""
+    order = RankedOrder(most)
+    for place, step in enumerate(script):
+        if isinstance(step, int):
+            order.add(made(place, step))
+            continue
+        if (head := order.head) is None:
+            continue
+        order.discard(head)
+        behind = [one for one in order if goes_before(head, one) and one.place < head.place]
+        wanted = {one.life: one.overtaken_by | ({head.life} if one in behind else set()) for one in order}
+        order.serve(head)
+        assert {one.life: one.overtaken_by for one in order} == wanted
+        assert all(one.promoted == (len(one.overtaken_by) >= most) for one in order)
+        if step == "again":
+            order.add(head)
 
 
 def test_lanes_follow_classes_when_several_prompts_are_in_work() -> None:

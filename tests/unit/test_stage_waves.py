@@ -329,3 +329,82 @@ def test_cancels_change_nothing_when_they_are_unknown_and_come_in_thousands(stag
         stage.machine.handle(ev.ReleaseArrived(stage.fence(), Release(key(f"r{index}"), ended=True), 0.0))
     assert stage.machine.inventory() == before
     stage.machine.check()
+
+
+class CountedRows(tuple[Row, ...]):
+    """Rows of a wave that count how often they are walked."""
+
+    walks = 0
+
+    def __iter__(self) -> Iterator[Row]:
+        CountedRows.walks += 1
+        return super().__iter__()
+
+
+def test_release_walks_no_queued_wave_when_the_ring_is_full(stage: StageDriver) -> None:
+    lanes = [stage.announce(f"r{lane}", range(32)) for lane in range(4)]
+    for hold in lanes:
+        stage.prepare(hold)
+    for start in range(32):  # the ring of 16 stages
+        rows = CountedRows(Row(hold, start, 1, final=start == 31) for hold in lanes)
+        stage.machine.handle(ev.WaveArrived(WaveCommand(stage.fence(start + 1), rows), 0.0))
+    CountedRows.walks = 0
+    for hold in lanes:
+        stage.machine.handle(ev.ReleaseArrived(stage.fence(), Release(hold, ended=True), 0.0))
+    assert CountedRows.walks == 0
+    assert stage.machine.inventory().holds  # they wait for the wave that was not named
+    for ordinal in range(1, 33):
+        stage.prepare_wave(ordinal)
+        stage.retire_wave(ordinal)
+    assert stage.machine.inventory().holds == ()
+
+
+def test_release_waits_once_when_a_later_wave_puts_it_off(stage: StageDriver) -> None:
+    a = stage.announce("a", range(12))
+    stage.prepare(a)
+    stage.send_wave(Row(a, 0, 4))
+    stage.release(a, after_wave=1)
+    stage.send_wave(Row(a, 4, 4))
+    stage.release(a, after_wave=1)
+    stage.release(a, after_wave=3)
+    for ordinal in (1, 2):
+        stage.prepare_wave(ordinal)
+        stage.retire_wave(ordinal)
+    assert [held.key for held in stage.machine.inventory().holds] == [a]
+    stage.run_wave(Row(a, 8, 4, final=True))
+    assert stage.machine.inventory().holds == ()
+
+
+def voids(driver: StageDriver) -> int:
+    serving = driver.machine._serving
+    assert serving is not None
+    return len(serving.waves._void)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_voids_are_forgotten_with_their_requests(stage: StageDriver, late: bool) -> None:
+    """A formation may last for months: what is void goes with the request, and with the last of its queued rows."""
+    for number in range(20):
+        a, unknown = stage.announce(f"a{number}", range(12)), key(f"u{number}")
+        stage.prepare(a)
+        ordinal = stage.wave_ordinal + 1
+        stage.send_wave(Row(a, 0, 4), Row(unknown, 0, 4))
+        stage.send_wave(Row(a, 4, 4), Row(unknown, 4, 4))
+        stage.prepare_wave(ordinal)
+        if late:
+            stage.release(a, ordinal + 1, ended=True)
+        stage.retire_wave(ordinal, void=0b11)
+        assert stage.prepare_wave(ordinal + 1).faults == ()  # told once
+        stage.retire_wave(ordinal + 1)
+        assert voids(stage) == int(not late)
+        stage.release(a, ordinal + 1, ended=True)
+        assert voids(stage) == 0
+
+
+def test_voids_are_forgotten_when_a_row_comes_after_its_release(stage: StageDriver) -> None:
+    a = stage.announce("a", range(9))
+    stage.prepare(a)
+    stage.run_wave(Row(a, 0, 4))
+    stage.release(a, after_wave=1, ended=True)
+    prepared, _ = stage.run_wave(Row(a, 4, 5, final=True))
+    assert (prepared.work.rows[0].void, voids(stage)) == (True, 0)

@@ -19,6 +19,8 @@ class RankedOrder:
     def __init__(self, most_bypasses: int) -> None:
         self._most = most_bypasses
         self._order: list[Request] = []
+        self._counted: tuple[int, int] | None = None
+        """(life, place) of the last one served, as long as all that it overtakes have counted it."""
 
     def __len__(self) -> int:
         return len(self._order)
@@ -36,6 +38,8 @@ class RankedOrder:
     def add(self, request: Request) -> None:
         if len(request.overtaken_by) >= self._most:
             request.promoted = True
+        if self._counted is not None and request.life != self._counted[0] and request.place < self._counted[1]:
+            self._counted = None
         insort(self._order, request, key=_rank)
 
     def discard(self, request: Request) -> None:
@@ -44,14 +48,34 @@ class RankedOrder:
             del self._order[at]
 
     def serve(self, request: Request) -> None:
-        """`request` is served now: whoever came earlier and stands behind it was overtaken, once by each."""
-        *its_class, _ = _rank(request)
-        below = bisect_right(self._order, (*its_class, inf), key=_rank)
-        for other in [other for other in self._order[below:] if other.place < request.place]:
+        """`request` is served now: whoever came earlier and stands behind it was overtaken, once by each.
+
+        Visits those alone, and none for one that is served again and again because it lacks room: so each request is
+        visited about `most_bypasses` times in all, however many stand here."""
+        counted = (request.life, request.place)
+        if counted == self._counted:
+            return
+        for other in self._overtaken(request):
             other.overtaken_by.add(request.life)
             if len(other.overtaken_by) >= self._most:
                 self.discard(other)
                 self.add(other)
+        self._counted = counted
+
+    def _overtaken(self, request: Request) -> list[Request]:
+        """In each class below that of `request`, those that came earlier."""
+        found: list[Request] = []
+        at = self._end_of_class(request)
+        while at < len(self._order):
+            its_class = _rank(self._order[at])[:2]
+            earlier = bisect_left(self._order, (*its_class, request.place), lo=at, key=_rank)
+            found += self._order[at:earlier]
+            at = self._end_of_class(self._order[at])
+        return found
+
+    def _end_of_class(self, request: Request) -> int:
+        """Where the class below that of `request` begins."""
+        return bisect_right(self._order, (*_rank(request)[:2], inf), key=_rank)
 
     def check(self) -> list[str]:
         ranks = [_rank(request) for request in self._order]

@@ -238,6 +238,8 @@ class BlockCache:
 
     def _abandon_lost(self) -> None:
         """Retire holds whose release waits for an end that cannot come, once their copies have ended."""
+        if not self._store.tree.torn:
+            return
         for hold in list(self._ledger.holds.values()):
             if hold.release_waits and self._ledger.is_lost(hold) and hold.after_lot <= self._store.copies.ended:
                 self._retire(hold, HoldInput.ABANDON)

@@ -151,6 +151,11 @@ class BlockTree:
         return self._short[self._alive]
 
     @property
+    def torn(self) -> bool:
+        """Some held node is lost."""
+        return bool(self._broken)
+
+    @property
     def free_host_blocks(self) -> int:
         return len(self._unused_hosts)
 

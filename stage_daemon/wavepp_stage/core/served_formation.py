@@ -33,6 +33,8 @@ class ServedFormation:
         self._announcements = announcements
         self._releases: dict[HoldKey, tuple[WaveOrdinal, bool]] = {}
         """Releases that wait for a wave to retire: (that wave, the request is over)."""
+        self._due: dict[WaveOrdinal, list[HoldKey]] = {}
+        """The same by wave; of one that was put off the earlier entry stays."""
 
     @property
     def formation(self) -> Formation:
@@ -47,8 +49,10 @@ class ServedFormation:
         key = release.key
         after = max(release.after_wave or WaveOrdinal(0), self.waves.last_wave_of(key))
         if after > self.waves.retired:
-            earlier, over = self._releases.get(key, (after, False))
+            earlier, over = self._releases.get(key, (WaveOrdinal(0), False))
             self._releases[key] = (max(after, earlier), release.ended or over)
+            if after > earlier:
+                self._due.setdefault(after, []).append(key)
         else:
             self._give_up(key, release.ended)
 
@@ -59,6 +63,7 @@ class ServedFormation:
             self._announcements.forget(key)
         self.rounds.forget(key)
         self.sequences.forget(key)
+        self.waves.forget(key)
 
     # --- waves ------------------------------------------------------------------------------------
 
@@ -100,9 +105,9 @@ class ServedFormation:
         command = self.waves.retire(event.ordinal)
         for index, row in enumerate(command.rows):
             self._settle(row, bool(void >> index & 1))
-        for key, (after, ended) in list(self._releases.items()):
-            if after <= event.ordinal:
-                del self._releases[key]
+        for key in self._due.pop(event.ordinal, ()):
+            if self._releases[key][0] == event.ordinal:
+                _, ended = self._releases.pop(key)
                 self._give_up(key, ended)
         running, capacity = self.waves.running_hash, self._cache.capacity()
         return [ev.WaveDone(event.ordinal, void, running, event.faults, event.results, capacity)]
@@ -112,11 +117,19 @@ class ServedFormation:
         if void:
             self.waves.void(row.key)
         if row.key not in self.sequences:
+            if not self._is_known(row.key):
+                self.waves.forget(row.key)
             return
         if void:
             self._cache.discard(row.key)
         else:
             self._cache.publish(row.key, row.start + row.length)
+
+    def _is_known(self, key: HoldKey) -> bool:
+        """A release of it is still to come, or waits."""
+        return (
+            self._announcements.get(key) is not None or self._cache.hold_state(key) is not None or key in self._releases
+        )
 
     def check(self) -> None:
         """Verify what the parts say of each other; raises InternalError naming the broken rule."""
@@ -125,3 +138,5 @@ class ServedFormation:
         for key, (after, _) in self._releases.items():
             if after <= self.waves.retired:
                 raise InternalError("a release waits for a wave that has retired", field="after_wave", value=str(key))
+            if key not in self._due.get(after, ()):
+                raise InternalError("a release is due at no wave", field="after_wave", value=str(key), limit=after)

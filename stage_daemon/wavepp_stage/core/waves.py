@@ -51,8 +51,10 @@ class WaveOrder:
         self._block_tokens = plan.block_tokens
         self._commands: dict[WaveOrdinal, WaveCommand] = {}
         """Accepted and not retired."""
+        self._last: dict[HoldKey, WaveOrdinal] = {}
+        """The last of these with a row of each request."""
         self._void: set[HoldKey] = set()
-        """Requests void from now on in this formation; a void never heals."""
+        """Requests void from now on; a void never heals as long as the request is known here."""
         self._running = hashlib.sha256()
 
     @property
@@ -72,6 +74,8 @@ class WaveOrder:
         self._check(command)
         self.accepted = wanted
         self._commands[wanted] = command
+        for row in command.rows:
+            self._last[row.key] = wanted
         return True
 
     def next_to_prepare(self, ordinal: WaveOrdinal) -> WaveCommand:
@@ -84,6 +88,9 @@ class WaveOrder:
         self._expect(ordinal, self.retired, self.prepared)
         self.retired = ordinal
         command = self._commands.pop(ordinal)
+        for row in command.rows:
+            if self._last[row.key] == ordinal:
+                del self._last[row.key]
         self._running.update(pack_rows(ordinal, command.rows))
         return command
 
@@ -93,10 +100,14 @@ class WaveOrder:
     def is_void(self, key: HoldKey) -> bool:
         return key in self._void
 
+    def forget(self, key: HoldKey) -> None:
+        """The request is gone from this stage: what is void of it is kept until no queued wave has a row of it."""
+        if key not in self._last:
+            self._void.discard(key)
+
     def last_wave_of(self, key: HoldKey) -> WaveOrdinal:
         """The last accepted and not retired wave with a row of `key`; 0 if there is none."""
-        waves = (ordinal for ordinal, command in self._commands.items() if any(row.key == key for row in command.rows))
-        return max(waves, default=WaveOrdinal(0))
+        return self._last.get(key, WaveOrdinal(0))
 
     def void_bitmap(self, ordinal: WaveOrdinal) -> int:
         """Bit i = row i of an accepted wave is void by now, whenever it was prepared."""
@@ -137,7 +148,10 @@ class WaveOrder:
             last = position
 
     def check(self) -> None:
-        """Verify that nothing is skipped; raises InternalError."""
+        """Verify that nothing is skipped, and the index of last waves; raises InternalError."""
+        last = {row.key: ordinal for ordinal, command in self._commands.items() for row in command.rows}
+        if last != self._last:
+            raise InternalError("the last wave of a request is not known", field="waves", value=len(last))
         if list(self._commands) != list(range(self.retired + 1, self.accepted + 1)):
             raise InternalError("a wave is lost between accepted and retired", field="waves", value=len(self._commands))
         if not self.retired <= self.prepared <= self.accepted:
