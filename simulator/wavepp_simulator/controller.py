@@ -23,6 +23,7 @@ from wavepp_proto.terms import (
     Failed,
     Fence,
     Finished,
+    Formation,
     Incarnation,
     MemberRecord,
     PrefillEvent,
@@ -64,8 +65,8 @@ class SimController:
         self._arriving: Asked | None = None
         self.hashes: dict[RequestId, bytes] = {}
         """Packed 32-byte block hashes of living requests."""
-        self._asked_round = RoundOrdinal(0)
-        """The last round in which the first daemon was asked for the first time."""
+        self._asked_round = (Formation(0), RoundOrdinal(0))
+        """Formation and ordinal of the last round in which the first daemon was asked for the first time."""
 
     @property
     def now(self) -> float:
@@ -230,8 +231,9 @@ class SimController:
     def _send_round(self, key: DaemonKey, asked: Round) -> None:
         first = key.stage == 0 and key.rank == 0  # every daemon is asked the same
         # A round that is sent again asks nothing new, and may ask for requests that have ended since.
-        if first and asked.fence.ordinal > self._asked_round:
-            self._asked_round = RoundOrdinal(asked.fence.ordinal)
+        place = (asked.fence.formation, RoundOrdinal(asked.fence.ordinal))
+        if first and place > self._asked_round:
+            self._asked_round = place
             for prepare in asked.prepares:
                 self.world.omniscient.prepares(self, prepare.key)
         if (link := self._links.get(key)) is not None:
