@@ -67,9 +67,8 @@ class RankedOrder:
         found: list[Request] = []
         at = self._end_of_class(request)
         while at < len(self._order):
-            its_class = _rank(self._order[at])[:2]
-            earlier = bisect_left(self._order, (*its_class, request.place), lo=at, key=_rank)
-            found += self._order[at:earlier]
+            place: tuple[bool, int, float] = (*_rank(self._order[at])[:2], request.place)
+            found += self._order[at : bisect_left(self._order, place, lo=at, key=_rank)]
             at = self._end_of_class(self._order[at])
         return found
 
