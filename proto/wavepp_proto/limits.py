@@ -52,6 +52,9 @@ MAX_BLOCK_TOKENS: Final = 1024
 MAX_STAGES: Final = 64
 MAX_RANKS: Final = 64
 """Daemons of one stage."""
+MAX_REFUSAL_CHARS: Final = 2048
+MAX_REFUSAL_FIELDS: Final = 32
+"""What a daemon takes of the reason why no pipeline can use it."""
 MAX_POOL_BLOCKS: Final = 1 << 30
 """Blocks of one stage's pool: block numbers stay within 32 bits."""
 MAX_TOMBSTONES: Final = 4096

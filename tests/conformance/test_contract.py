@@ -29,7 +29,7 @@ SERVICES = {
     "StageDigest": {"Watch": FROM},
     "StageExecution": {"RunWaves": BOTH},
     "StageLink": {"Carry": TO},
-    "StageControl": {"Join": UNARY, "EndFormation": UNARY, "DrainStage": UNARY},
+    "StageControl": {"Join": UNARY, "EndFormation": UNARY, "DrainStage": UNARY, "Refuse": UNARY},
     "KvHandoff": {"ReadBlocks": FROM, "Acknowledge": UNARY},
 }
 
@@ -110,6 +110,7 @@ def test_every_message_a_stage_acts_on_is_fenced_when_it_crosses() -> None:
         "JoinRequest",
         "EndFormationRequest",
         "DrainStageRequest",
+        "RefuseRequest",
         "AnnounceResponse",
         "Votes",
         "InventoryResponse",

@@ -11,14 +11,21 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+import grpc.aio
 import pytest
 
 from tests.harness.cluster import EMULATED, Cluster
 from tests.harness.eventually import eventually
+from tests.harness.variant import expected_first_token
 from wavepp import errors
+from wavepp_proto import convert
 from wavepp_proto.runtime import logs
+from wavepp_proto.runtime.channels import open_channel
+from wavepp_proto.terms import Epoch, Fence, Formation, Incarnation
+from wavepp_proto.v1 import control_pb2_grpc
 from wavepp_stage.core.work import WaveWork
 from wavepp_stage.engine.emulated import EmulatedEngine
 from wavepp_stage.runtime.daemon import StageDaemon
@@ -111,3 +118,38 @@ async def refused_member(cluster: Cluster, settings: StageSettings, stream: io.S
     (line,) = lines(stream, "member refused")
     assert (line["level"], line["pipeline"], line["stage"], line["reason"]) == ("warning", "default", 1, "JOIN_REFUSED")
     assert line["address"] == daemon.record.address
+
+
+async def test_stage_that_cannot_be_used_learns_why_and_serves_once_it_is_alike(stream: io.StringIO) -> None:
+    """A dtype of its own: the pipeline served wrong tokens, or formed and ended for ever."""
+    async with Cluster(stages=2, pipeline_wait_ms=500) as cluster:
+        alike = cluster.settings[1]
+        await cluster.daemons[1].close()
+        cluster.settings[1] = replace(alike, dtype="float16")
+        daemon = await cluster.restart(1)
+        await eventually(lambda: daemon.control.refused is not None, about="the refusal to arrive")
+        first, second = cluster.daemons[0].address, daemon.address
+        why = f"stage 1 of default at {second}: dtype is float16, stage 0 at {first} has auto"
+        (line,) = lines(stream, "refused: no pipeline forms with this stage as it is", "wavepp.stage")
+        assert line == {
+            "level": "warning", "reason": "JOIN_REFUSED", "error": why, "stage": 1, "rank": "0", "address": second,
+            "field": "dtype", "value": "float16", "limit": "auto", "other_stage": "0", "other_address": first,
+        }  # fmt: skip
+        assert daemon.observer._read()[0].refused  # type: ignore[union-attr]
+        with pytest.raises(errors.JoinRefused) as refused:
+            await cluster.client.prefill([1, 2, 3])
+        assert refused.value.message == f"pipeline default did not serve within 500 ms: {why}"
+        assert (refused.value.retryable, refused.value.fields["missing_stages"]) == (False, "1")
+        other = Fence(Epoch(2**60), Formation(0), Incarnation(daemon.incarnation + 1))
+        async with open_channel(second) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as stale:
+                await control_pb2_grpc.StageControlStub(channel).Refuse(convert.refuse_to_pb(other, None))
+        assert convert.error_from_rpc(stale.value).fields["field"] == "incarnation"
+        assert daemon.control.refused is not None
+
+        await daemon.close()
+        cluster.settings[1] = alike
+        again = await cluster.restart(1)
+        await cluster.serving(formation=2)
+        assert (await cluster.client.prefill([1, 2, 3])).first_token == expected_first_token([1, 2, 3], 1000)
+        assert again.control.refused is None

@@ -73,7 +73,7 @@ class Cluster:
         self._controller_settings = ControllerSettings(
             self._config, listen="127.0.0.1:0", metrics=metrics, reflection=reflection
         )
-        self._settings = [
+        self.settings = [
             StageSettings(
                 stage=stage,
                 stages=stages,
@@ -98,7 +98,7 @@ class Cluster:
 
     async def __aenter__(self) -> Self:
         if in_processes():
-            self.processes = await self._stack.enter_async_context(StageProcesses(self._settings, self._chosen))
+            self.processes = await self._stack.enter_async_context(StageProcesses(self.settings, self._chosen))
             self.store = self.processes.store
         self.controller = Controller(self._controller_settings, self.store, self._tracers("wavepp-controller"))
         await self.controller.start()
@@ -115,7 +115,7 @@ class Cluster:
     async def _start_daemons(self) -> None:
         if "cache_thread=engine" in self._chosen.model:
             self._stack.enter_context(thread_bound())
-        self.daemons = [StageDaemon(settings, self.store, self._tracers("wavepp-stage")) for settings in self._settings]
+        self.daemons = [StageDaemon(settings, self.store, self._tracers("wavepp-stage")) for settings in self.settings]
         await asyncio.gather(*(daemon.start() for daemon in self.daemons))
         await self.serving()
 
@@ -134,7 +134,7 @@ class Cluster:
     async def _put_proxy(self) -> None:
         place = f"127.0.0.1:{free_port()}"
         self.proxy = await self._stack.enter_async_context(Proxy(place))
-        self._settings[0] = replace(self._settings[0], listen=place, advertise=self.proxy.address)
+        self.settings[0] = replace(self.settings[0], listen=place, advertise=self.proxy.address)
 
     @property
     def formation(self) -> int:
@@ -163,7 +163,7 @@ class Cluster:
 
     async def restart(self, stage: int) -> StageDaemon:
         """A new incarnation of one stage (the old one must be closed)."""
-        daemon = self.daemons[stage] = StageDaemon(self._settings[stage], self.store, self._tracers("wavepp-stage"))
+        daemon = self.daemons[stage] = StageDaemon(self.settings[stage], self.store, self._tracers("wavepp-stage"))
         await daemon.start()
         return daemon
 

@@ -161,6 +161,17 @@ def test_status_shows_no_stage_as_alive_when_its_pipeline_does_not_serve(
     assert row == ("1", "a:1", "torch", "2:4", "-/100", "-/32", "-/8", "-", beat)
 
 
+def test_status_shows_a_refused_daemon_in_its_place() -> None:
+    places = [common_pb2.DaemonKey(pipeline="p", stage=stage) for stage in (0, 2)]
+    refused = [admin_pb2.RefusedMember(key=places[1], address="far:7421")]
+    refused += [admin_pb2.RefusedMember(key=common_pb2.DaemonKey(pipeline="q", stage=0), address="elsewhere:1")]
+    pipeline = _pipeline("broken", missing=places)
+    table = tables.stages(pipeline, refused=refused)
+    assert list(table.columns[1].cells) == ["-", "a:1", "far:7421"]
+    assert list(table.columns[-1].cells) == ["missing", "-", "refused"]
+    assert tables.without_daemon(pipeline, refused) == ["stage 0"]
+
+
 def test_status_has_a_line_for_every_stage_when_one_is_missing() -> None:
     table = tables.stages(_pipeline("broken", missing=[common_pb2.DaemonKey(pipeline="p", stage=0)]))
     assert list(table.columns[0].cells) == ["0", "1"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from wavepp_proto import convert, errors, limits, terms
-from wavepp_proto.v1 import admission_pb2, common_pb2, digest_pb2, execution_pb2, prefill_pb2
+from wavepp_proto.v1 import admission_pb2, common_pb2, control_pb2, digest_pb2, execution_pb2, prefill_pb2
 
 FENCE = terms.Fence(terms.Epoch(1), terms.Formation(2), terms.Incarnation(3), 4)
 KEY = terms.HoldKey(terms.RequestId("r"), terms.Attempt(1))
@@ -239,6 +239,24 @@ def test_answer_to_a_join_is_refused_when_no_stage_could_have_made_so_much(field
     setattr(message, field, limit + 1)
     refusal = refused(lambda: convert.join_reply_from_pb(message))
     assert refusal == {"field": field, "value": str(limit + 1), "limit": str(limit)}
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"message": "x" * (limits.MAX_REFUSAL_CHARS + 1)}, "error.message"),
+        ({"reason": "x" * 257}, "error.reason"),
+        ({"fields": {"a": "x" * 257}}, "error.fields"),
+        ({"fields": {"x" * 257: "a"}}, "error.fields"),
+        ({"fields": {str(number): "" for number in range(limits.MAX_REFUSAL_FIELDS + 1)}}, "error.fields"),
+    ],
+)
+def test_refusal_of_a_stage_is_not_taken_when_it_is_more_than_a_line(change: dict[str, Any], field: str) -> None:
+    error = terms.ErrorInfo("JOIN_REFUSED", "m" * limits.MAX_REFUSAL_CHARS, (("field", "dtype"),))
+    for told in (error, None):
+        assert convert.refuse_from_pb(convert.refuse_to_pb(FENCE, told)) == (FENCE, told)
+    message = control_pb2.RefuseRequest(fence=convert.fence_to_pb(FENCE), error=common_pb2.Error(**change))
+    assert refused(lambda: convert.refuse_from_pb(message))["field"] == field
 
 
 # --- prompts ------------------------------------------------------------------------------------

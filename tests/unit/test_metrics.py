@@ -51,6 +51,7 @@ def stage_figures() -> StageFigures:
         failed_copies=1,
         self_fences=2,
         resumed_streams=6,
+        refused=True,
     )
 
 

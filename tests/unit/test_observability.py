@@ -168,6 +168,7 @@ def test_failed_wave_is_counted_with_its_time_when_a_report_has_no_work() -> Non
     watching = stage_observer()
     fault = errors.EngineFault("boom").info()
     watching.fenced()
+    watching.judged(True)
     for idle_us in (250_000, 500_000):
         times = StageTimes(idle_us=idle_us)
         watching.reported(Report(1, WaveOrdinal(3), None, None, times, 0, 0, fault))
@@ -178,6 +179,7 @@ def test_failed_wave_is_counted_with_its_time_when_a_report_has_no_work() -> Non
     assert values["x_time_seconds", ("idle",)] == 0.75
     assert values["x_computed_tokens", ()] == 0
     assert values["x_self_fences", ()] == 1
+    assert values["x_refused", ()] == 1
     assert values["x_copied_blocks", ("onboard",)] == 0
 
 

@@ -37,11 +37,16 @@ REQUEST_FIGURES = 3
 """Columns from here on are numbers."""
 
 
-def stages(pipeline: pb.PipelineStatus, console: Console | None = None) -> Table:
-    """One line a daemon, and one for each place without one; columns that say least are left out until `console` has
+def stages(
+    pipeline: pb.PipelineStatus, console: Console | None = None, refused: Sequence[pb.RefusedMember] = ()
+) -> Table:
+    """One line a daemon, and one for each place without one, or whose daemon is `refused`; columns that say least are
+    left out until `console` has
     room for the others. No figure is cut or wrapped, an address is wrapped last."""
     rows = {_place(daemon.key): stage_row(pipeline, daemon) for daemon in pipeline.daemons}
-    rows = {**{_place(key): missing_row(_name(pipeline, key)) for key in pipeline.missing}, **rows}
+    there = {_place(one.key): one.address for one in refused if one.key.pipeline == pipeline.pipeline}
+    lacking = {_place(key): lacking_row(_name(pipeline, key), there.get(_place(key))) for key in pipeline.missing}
+    rows = {**lacking, **rows}
     lines = [row for _, row in sorted(rows.items())]
     kept = [at for at in STAGE_IMPORTANCE if at not in TIERS or any(line[at] != NONE for line in lines)]
     while True:
@@ -89,9 +94,16 @@ def stage_row(pipeline: pb.PipelineStatus, daemon: pb.StageStatus) -> tuple[str,
     )  # fmt: skip
 
 
-def missing_row(name: str) -> tuple[str, ...]:
-    """A place that no daemon is registered for."""
-    return (name, *[NONE] * (len(STAGE_COLUMNS) - 2), "missing")
+def lacking_row(name: str, address: str | None) -> tuple[str, ...]:
+    """A place without a usable daemon; `address` of one that is registered for it and refused."""
+    rest = (NONE,) * (len(STAGE_COLUMNS) - 3)
+    return (name, address or NONE, *rest, "refused" if address else "missing")
+
+
+def without_daemon(pipeline: pb.PipelineStatus, refused: Sequence[pb.RefusedMember]) -> list[str]:
+    """Places for which nothing is registered, not even a daemon that is refused."""
+    there = {_place(one.key) for one in refused if one.key.pipeline == pipeline.pipeline}
+    return [in_words(key) for key in pipeline.missing if _place(key) not in there]
 
 
 def learnt(pipeline: pb.PipelineStatus) -> list[str]:

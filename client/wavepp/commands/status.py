@@ -77,11 +77,11 @@ def _show(reply: admin_pb2.StatusResponse, as_json: bool) -> None:
         highlight=False,
     )
     for pipeline in reply.pipelines:
-        out.print(tables.stages(pipeline, out))
+        out.print(tables.stages(pipeline, out, reply.refused))
         for line in tables.learnt(pipeline):
             out.print(line, highlight=False)
-        if pipeline.missing:
-            out.print(f"no daemon for {', '.join(map(tables.in_words, pipeline.missing))}", highlight=False)
+        if absent := tables.without_daemon(pipeline, reply.refused):
+            out.print(f"no daemon for {', '.join(absent)}", highlight=False)
         if pipeline.HasField("last_fault"):
             out.print(f"last fault: {pipeline.last_fault.reason}: {pipeline.last_fault.message}", highlight=False)
     for member in reply.refused:

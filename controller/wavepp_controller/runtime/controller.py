@@ -22,6 +22,7 @@ from wavepp_controller.runtime.admin_service import AdminService
 from wavepp_controller.runtime.model_file import ModelFile
 from wavepp_controller.runtime.observability import Observer
 from wavepp_controller.runtime.prefill_service import PrefillService
+from wavepp_controller.runtime.refusals import Refusals
 from wavepp_controller.runtime.request_spans import RequestSpans
 from wavepp_controller.runtime.settings import ControllerSettings
 from wavepp_controller.runtime.shell import ControllerShell
@@ -78,6 +79,7 @@ class Controller:
             self.machine.seed_latency(self._models.read())
         self.observer = Observer(self.machine, self._tracer)
         self.shell = ControllerShell(self.machine, settings.client_security, spans, self.observer)
+        self._refusals = Refusals(settings.client_security)
 
         # the server
         self._health = health.aio.HealthServicer()
@@ -131,6 +133,7 @@ class Controller:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._models is not None:
             await self._models.save()
+        await self._refusals.close()
         await self.shell.close()
         self._prefill.close()
         await self.leadership.resign()
@@ -144,9 +147,11 @@ class Controller:
         while True:
             authority = await self.leadership.campaign()
             self.shell.post(ev.LeadershipWon(authority.epoch, time.monotonic()))
+            self._tell_refused()
             await self._until_deposed(authority)
             log.warning("leadership lost", epoch=authority.epoch)
             await self.shell.stand_down()
+            self._tell_refused()
 
     async def _until_deposed(self, authority: Authority) -> None:
         """Until etcd names another leader, or a daemon has seen a newer one."""
@@ -168,7 +173,13 @@ class Controller:
                 self.shell.post(ev.MemberUp(change.record, now))
             else:
                 self.shell.post(ev.MemberGone(change.key, change.incarnation, now))
-            self.observer.members_changed()
+            self._tell_refused()
+
+    def _tell_refused(self) -> None:
+        """Membership or authority has changed: who is refused now learns it, and so does the log."""
+        refused = self.machine.status(requests=False).refused
+        self.observer.members_refused(refused)
+        self._refusals.tell(self.machine.epoch, refused, self.members.members)
 
     async def _report_health(self) -> None:
         """Readiness is recent progress (invariant I6), not a living process."""

@@ -9,7 +9,7 @@ a controller that nobody scrapes pays nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from wavepp_controller.core.events import Emit, EndFormation
@@ -137,9 +137,9 @@ class Observer:
         told = {**_told(cause.fields), "reason": cause.reason, "error": cause.message}
         tell("formation ended", pipeline=ended.pipeline, formation=ended.formation, **told)
 
-    def members_changed(self) -> None:
+    def members_refused(self, refused: Iterable[RefusedMember]) -> None:
         """Tell of members that are refused, once each as long as the reason is the same."""
-        now = {(member.key, member.incarnation): member for member in self._machine.status(requests=False).refused}
+        now = {(member.key, member.incarnation): member for member in refused}
         for identity, member in now.items():
             if self._refused.get(identity) != member.error.fields:
                 _log_refused(member)

@@ -57,6 +57,8 @@ from wavepp_proto.convert.control import (
     join_plan_to_pb,
     join_reply_from_pb,
     join_reply_to_pb,
+    refuse_from_pb,
+    refuse_to_pb,
 )
 from wavepp_proto.convert.digest import digest_from_pb, digest_to_pb, watch_digest_from_pb, watch_digest_to_pb
 from wavepp_proto.convert.execution import (
@@ -161,6 +163,8 @@ __all__ = [
     "prefill_header_from_pb",
     "prefill_header_to_pb",
     "refusal_to_pb",
+    "refuse_from_pb",
+    "refuse_to_pb",
     "round_announces_from_pb",
     "round_body",
     "round_from_pb",

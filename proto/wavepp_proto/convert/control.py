@@ -190,3 +190,26 @@ def drain_stage_from_pb(msg: pb.DrainStageRequest) -> tuple[Fence, int]:
     """The fence and the remaining milliseconds."""
     _check.present("fence", msg.HasField("fence"))
     return c.fence_from_pb(msg.fence), msg.deadline_ms
+
+
+def refuse_to_pb(fence: Fence, error: ErrorInfo | None) -> pb.RefuseRequest:
+    out = pb.RefuseRequest(fence=c.fence_to_pb(fence))
+    if error is not None:
+        c.fill_error(out.error, error)
+    return out
+
+
+def refuse_from_pb(msg: pb.RefuseRequest) -> tuple[Fence, ErrorInfo | None]:
+    """The fence and why the daemon is refused, None if it is not any more. Raises InvalidRequest on more text than a
+    log line should have."""
+    _check.present("fence", msg.HasField("fence"))
+    fence = c.fence_from_pb(msg.fence)
+    if not msg.HasField("error"):
+        return fence, None
+    _check.text("error.reason", msg.error.reason)
+    _check.text("error.message", msg.error.message, limits.MAX_REFUSAL_CHARS)
+    _check.at_most("error.fields", len(msg.error.fields), limits.MAX_REFUSAL_FIELDS)
+    for name, value in msg.error.fields.items():
+        _check.text("error.fields", name)
+        _check.text("error.fields", value)
+    return fence, c.error_from_pb(msg.error)

@@ -127,6 +127,8 @@ class StageFigures:
     self_fences: int
     resumed_streams: int
     """Wave streams that the controller opened again within a formation."""
+    refused: bool
+    """The controller says that no pipeline can use this daemon."""
 
     def families(self, prefix: str) -> Iterator[Metric]:
         made = _Families(prefix)
@@ -153,6 +155,7 @@ class StageFigures:
         yield made.counter("failed_copies", "Lots of copies that failed", self.failed_copies)
         yield made.counter("self_fences", "Times the controller was silent for too long", self.self_fences)
         yield made.counter("resumed_streams", "Wave streams opened again in a formation", self.resumed_streams)
+        yield made.gauge("refused", "1 while the controller refuses this daemon; its log says why", self.refused)
 
 
 Figures = ControllerFigures | StageFigures

@@ -50,6 +50,11 @@ class StageControlStub(object):
                 request_serializer=wavepp__proto_dot_v1_dot_control__pb2.DrainStageRequest.SerializeToString,
                 response_deserializer=wavepp__proto_dot_v1_dot_control__pb2.DrainStageResponse.FromString,
                 _registered_method=True)
+        self.Refuse = channel.unary_unary(
+                '/wavepp.v1.StageControl/Refuse',
+                request_serializer=wavepp__proto_dot_v1_dot_control__pb2.RefuseRequest.SerializeToString,
+                response_deserializer=wavepp__proto_dot_v1_dot_control__pb2.RefuseResponse.FromString,
+                _registered_method=True)
 
 
 class StageControlServicer(object):
@@ -77,6 +82,13 @@ class StageControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Refuse(self, request, context):
+        """Tells a registered daemon why no pipeline can use it, or that this is over. Changes nothing but what it shows.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StageControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +106,11 @@ def add_StageControlServicer_to_server(servicer, server):
                     servicer.DrainStage,
                     request_deserializer=wavepp__proto_dot_v1_dot_control__pb2.DrainStageRequest.FromString,
                     response_serializer=wavepp__proto_dot_v1_dot_control__pb2.DrainStageResponse.SerializeToString,
+            ),
+            'Refuse': grpc.unary_unary_rpc_method_handler(
+                    servicer.Refuse,
+                    request_deserializer=wavepp__proto_dot_v1_dot_control__pb2.RefuseRequest.FromString,
+                    response_serializer=wavepp__proto_dot_v1_dot_control__pb2.RefuseResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +195,33 @@ class StageControl(object):
             '/wavepp.v1.StageControl/DrainStage',
             wavepp__proto_dot_v1_dot_control__pb2.DrainStageRequest.SerializeToString,
             wavepp__proto_dot_v1_dot_control__pb2.DrainStageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Refuse(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/wavepp.v1.StageControl/Refuse',
+            wavepp__proto_dot_v1_dot_control__pb2.RefuseRequest.SerializeToString,
+            wavepp__proto_dot_v1_dot_control__pb2.RefuseResponse.FromString,
             options,
             channel_credentials,
             insecure,

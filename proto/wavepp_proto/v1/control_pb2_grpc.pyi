@@ -39,6 +39,8 @@ class StageControlStub:
     """Drops queued waves, retires every sequence and abandons the link."""
     DrainStage: _grpc.UnaryUnaryMultiCallable[_control_pb2.DrainStageRequest, _control_pb2.DrainStageResponse]
     """Finishes what is queued, then leaves membership."""
+    Refuse: _grpc.UnaryUnaryMultiCallable[_control_pb2.RefuseRequest, _control_pb2.RefuseResponse]
+    """Tells a registered daemon why no pipeline can use it, or that this is over. Changes nothing but what it shows."""
 
 @_typing.type_check_only
 class StageControlAsyncStub(StageControlStub):
@@ -51,6 +53,8 @@ class StageControlAsyncStub(StageControlStub):
     """Drops queued waves, retires every sequence and abandons the link."""
     DrainStage: _aio.UnaryUnaryMultiCallable[_control_pb2.DrainStageRequest, _control_pb2.DrainStageResponse]  # type: ignore[assignment]
     """Finishes what is queued, then leaves membership."""
+    Refuse: _aio.UnaryUnaryMultiCallable[_control_pb2.RefuseRequest, _control_pb2.RefuseResponse]  # type: ignore[assignment]
+    """Tells a registered daemon why no pipeline can use it, or that this is over. Changes nothing but what it shows."""
 
 class StageControlServicer(metaclass=_abc_1.ABCMeta):
     """A daemon's place in a pipeline, from joining to leaving."""
@@ -78,5 +82,13 @@ class StageControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.DrainStageResponse, _abc.Awaitable[_control_pb2.DrainStageResponse]]:
         """Finishes what is queued, then leaves membership."""
+
+    @_abc_1.abstractmethod
+    def Refuse(
+        self,
+        request: _control_pb2.RefuseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.RefuseResponse, _abc.Awaitable[_control_pb2.RefuseResponse]]:
+        """Tells a registered daemon why no pipeline can use it, or that this is over. Changes nothing but what it shows."""
 
 def add_StageControlServicer_to_server(servicer: StageControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -16,9 +16,10 @@ from dataclasses import replace
 
 from wavepp_proto import convert, limits
 from wavepp_proto.errors import EngineFault, JoinRefused, StaleMessage, WaveppError
+from wavepp_proto.fence import check_epoch
 from wavepp_proto.runtime.context import Context
 from wavepp_proto.runtime.logs import get_log
-from wavepp_proto.terms import NOTHING_LOADED, Fence, JoinPlan, JoinReply
+from wavepp_proto.terms import NOTHING_LOADED, ErrorInfo, Fence, JoinPlan, JoinReply
 from wavepp_proto.v1 import control_pb2 as pb
 from wavepp_proto.v1 import control_pb2_grpc
 from wavepp_stage.core.events import ControllerHeard, FormationEnd, JoinAsked
@@ -55,6 +56,8 @@ class ControlService(control_pb2_grpc.StageControlServicer):
         """Held while this daemon's place in the pipeline changes: by a join, or by becoming somebody new."""
         self.on_begin: Callable[[JoinPlan], None] = lambda plan: None
         self.on_leave: Callable[[], None] = lambda: None
+        self.on_judged: Callable[[bool], None] = lambda refused: None
+        """Told when `refused` has changed."""
         self.on_loaded: Callable[[], None] = lambda: None
         """Told, on the executor's thread, whenever `engine_load` has changed."""
         self.fenced = ""
@@ -65,6 +68,8 @@ class ControlService(control_pb2_grpc.StageControlServicer):
         """Tells the present load that nobody waits for it any more; None where engines load alone."""
         self._loaded: EnginePlan | None = None
         self.facts: EngineFacts | None = None
+        self.refused: ErrorInfo | None = None
+        """Why the controller that leads can use this daemon in no pipeline, as it said last."""
         self.plan: JoinPlan | None = None
         """The formation this daemon serves; None between formations."""
         self.idle = asyncio.Event()
@@ -148,6 +153,7 @@ class ControlService(control_pb2_grpc.StageControlServicer):
                 link.close()
             raise
         self._executor.begin(plan, link, facts.hidden)
+        self._judged(None)
         self.plan = plan
         self.idle.clear()
         self.on_begin(plan)
@@ -233,6 +239,26 @@ class ControlService(control_pb2_grpc.StageControlServicer):
             stopped = self.leave()
             log.info("formation ended", formation=fence.formation, cause=why)
             await stopped
+
+    async def Refuse(self, request: pb.RefuseRequest, context: Context) -> pb.RefuseResponse:
+        try:
+            fence, error = convert.refuse_from_pb(request)
+            self._core.read(lambda machine: check_epoch(fence, machine.standing))
+        except WaveppError as stale:
+            await convert.abort(context, stale)
+        self._judged(error)
+        return pb.RefuseResponse()
+
+    def _judged(self, error: ErrorInfo | None) -> None:
+        if error == self.refused:
+            return
+        self.refused = error
+        self.on_judged(error is not None)
+        if error is None:
+            log.info("refused no more", stage=self._settings.stage)
+            return
+        said = {**dict(error.fields), "reason": error.reason, "error": error.message, "stage": self._settings.stage}
+        log.warning("refused: no pipeline forms with this stage as it is", **said)
 
     async def DrainStage(self, request: pb.DrainStageRequest, context: Context) -> pb.DrainStageResponse:
         try:

@@ -128,7 +128,7 @@ class StageDaemon:
 
         # the server
         self.execution = ExecutionService(self.core, self.executor, self.observer, lambda: self._draining)
-        self.control.on_loaded = self._loaded
+        self.control.on_loaded, self.control.on_judged = self._loaded, self.observer.judged
         self.control.on_begin, self.control.on_leave = self.execution.begin, self.execution.end
         self.digests = DigestService(self.core)
         self._health = health.aio.HealthServicer()

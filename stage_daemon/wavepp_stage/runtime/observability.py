@@ -49,6 +49,7 @@ class Observer:
         self._serving = serving
         self._self_fences = 0
         self._resumed_streams = 0
+        self._refused = False
         # Every key is there from the start: a scrape copies these dicts while the loop counts.
         self._votes = {outcome.value: 0 for outcome in VoteOutcome}
         self._waves = {"done": 0, "failed": 0}
@@ -116,6 +117,10 @@ class Observer:
         """The controller opened its wave stream again, within a formation."""
         self._resumed_streams += 1
 
+    def judged(self, refused: bool) -> None:
+        """Whether the controller can use this daemon."""
+        self._refused = refused
+
     def loop_delayed(self, seconds: float) -> None:
         self._worst_delay_s = max(self._worst_delay_s, seconds)
         if self._metrics is not None:
@@ -164,6 +169,7 @@ class Observer:
             failed_copies=self._copies.failed_lots,
             self_fences=self._self_fences,
             resumed_streams=self._resumed_streams,
+            refused=self._refused,
         )  # fmt: skip
         return figures, self._tracer.stats()
 
