@@ -96,10 +96,12 @@ class AsyncClient:
         if self._closed:
             return
         self._closed = True
-        if self._wire is not None:
-            await self._wire.close()
-        if self._owns_tracer:
-            await asyncio.to_thread(self._tracer.close)
+        try:
+            if self._wire is not None:
+                await self._wire.close()
+        finally:
+            if self._owns_tracer:
+                await asyncio.to_thread(self._tracer.close)
 
     async def prefill(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> PrefillResult:
         """Prefill one prompt and return its first token.

@@ -30,8 +30,12 @@ class Client:
 
     def __init__(self, address: str | None = None, **options: Unpack[ClientOptions]) -> None:
         """The settings are those of `AsyncClient`."""
-        self._client = AsyncClient(address, **options)
         self._thread = LoopThread("wavepp-client")
+        try:
+            self._client = AsyncClient(address, **options)
+        except BaseException:
+            self._thread.stop()
+            raise
         # A client that nobody closed must not keep the interpreter from ending.
         self._stop = weakref.finalize(self, LoopThread.stop, self._thread)
 

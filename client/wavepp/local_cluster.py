@@ -25,6 +25,7 @@ from wavepp_proto import convert
 from wavepp_proto.errors import PipelineUnavailable, WaveppError
 from wavepp_proto.runtime.channels import ClientSecurity, open_channel
 from wavepp_proto.runtime.child import child_argv
+from wavepp_proto.runtime.closers import Closers
 from wavepp_proto.runtime.election import find_leader
 from wavepp_proto.runtime.etcd_client import EtcdOptions
 from wavepp_proto.runtime.etcd_server import EtcdServer
@@ -49,6 +50,7 @@ class LocalCluster:
         self.address = ""
         self.etcd: EtcdServer | None = None
         self.children: dict[str, Child] = {}
+        self._closers = Closers()
         self._channel: grpc.aio.Channel | None = None
         self._gpus = plan.gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
         """The only GPU that the daemon at a place may see."""
@@ -63,6 +65,7 @@ class LocalCluster:
             make_writable("log_dir", self.log_dir)
             if self.plan.etcd is None:
                 self.etcd = await EtcdServer.start()
+                self._closers.push("etcd", self._end_etcd)
                 say(f"etcd {self.etcd.binary.version} at {self.etcd.endpoint} (pid {self.etcd.pid})")
             await self.start_controller()
             for stage, rank in self.plan.places:
@@ -128,6 +131,8 @@ class LocalCluster:
 
     async def _spawn(self, name: str, argv: list[str], gpu: str | None = None) -> Child:
         """`gpu`: the only one that the process sees; None leaves it all of them."""
+        if not self.children:
+            self._closers.push("processes", self._end_children)
         log = self.log_dir / f"{name}.log"
         with log.open("ab") as sink:
             start = sink.tell()
@@ -154,6 +159,7 @@ class LocalCluster:
         """One Admin.Status. Raises grpc.aio.AioRpcError."""
         if self._channel is None:
             self._channel = open_channel(self.address, self.security)
+            self._closers.push("channel", self._close_channel)
         reply: admin_pb2.StatusResponse = await admin_pb2_grpc.AdminStub(self._channel).Status(
             admin_pb2.StatusRequest(requests=True), timeout=5.0
         )
@@ -214,18 +220,25 @@ class LocalCluster:
     # --- the end -----------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Stop controller, stages, then etcd: SIGTERM, a bounded wait, SIGKILL. Idempotent."""
-        if self._channel is not None:
-            await self._channel.close(0)
-            self._channel = None
+        """Stop controller, stages, then etcd: SIGTERM, a bounded wait, SIGKILL; as far as begun. Idempotent."""
+        await self._closers.close()
+
+    async def _close_channel(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close(0)
+
+    async def _end_children(self) -> None:
         order = sorted(self.children.values(), key=lambda child: child.name)
         for child in order:
-            if child.alive:
+            with contextlib.suppress(ProcessLookupError):
                 child.process.send_signal(signal.SIGTERM)
                 # a stopped process would not hear it
                 child.process.send_signal(signal.SIGCONT)
         await asyncio.gather(*(self._reap(child) for child in order))
         self.children.clear()
+
+    async def _end_etcd(self) -> None:
         if self.etcd is not None:
             await self.etcd.close()
             self.etcd = None

@@ -15,6 +15,7 @@ from wavepp_proto import limits
 from wavepp_proto.errors import InvalidRequest
 from wavepp_proto.runtime.logs import check_level
 from wavepp_proto.runtime.options import link_kind
+from wavepp_proto.runtime.record import check_name
 from wavepp_proto.terms import LinkKind
 
 POLICIES: Final = ("adaptive", "mpu", "fixed")
@@ -80,6 +81,8 @@ class LocalPlan:
 
     def __post_init__(self) -> None:
         _check_model(self.engine, self.model)
+        check_name("cluster", self.cluster)
+        check_name("pipeline", self.pipeline)
         _between("stages", self.stages, limits.MAX_STAGES)
         _between("ranks", self.ranks, limits.MAX_RANKS)
         if self.engine == "torch" and self.ranks > 1:

@@ -6,6 +6,7 @@ Owns the command line; `runtime/controller.py` `run()` is the main path.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -87,6 +88,7 @@ def command(
     from wavepp_controller.core.round_pace import RELEASE_LAG_MS, ROUND_REST
     from wavepp_controller.runtime.controller import Controller
     from wavepp_controller.runtime.settings import ControllerSettings
+    from wavepp_proto.runtime.closers import Closers
     from wavepp_proto.runtime.logs import configure
     from wavepp_proto.runtime.process import run_process
 
@@ -104,13 +106,15 @@ def command(
             client_security=opt.client_security(tls_ca, tls_cert, tls_key, tls_server_name),
             metrics=metrics, reflection=reflection, model_file=model_file,
         )  # fmt: skip
-        store = opt.etcd_store(etcd, etcd_user, etcd_password_file, etcd_ca, etcd_cert, etcd_key)
-        tracer = opt.tracer("wavepp-controller", otlp, trace_sample)
+        closers = Closers()
         try:
+            tracer = opt.tracer("wavepp-controller", otlp, trace_sample)
+            closers.push("tracer", partial(asyncio.to_thread, tracer.close))
+            store = opt.etcd_store(etcd, etcd_user, etcd_password_file, etcd_ca, etcd_cert, etcd_key)
+            closers.push("store", store.close)
             await Controller(settings, store, tracer).run(stop, drain_s)
         finally:
-            await store.close()
-            await asyncio.to_thread(tracer.close)
+            await closers.close()
 
     raise typer.Exit(run_process(main))
 

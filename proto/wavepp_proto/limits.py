@@ -20,7 +20,9 @@ MAX_ASSEMBLING_BYTES: Final = 256 * 1024 * 1024
 """Tokens of all prompts whose last frame has not come."""
 MAX_REQUEST_ID_CHARS: Final = 128
 MAX_NAME_CHARS: Final = 256
-"""Pipelines, salts, adapters, model names."""
+"""Pipelines, salts, adapters, addresses."""
+MAX_PATH_CHARS: Final = 4096
+"""Folders and presets of models: what Linux allows."""
 MAX_TRACEPARENT_CHARS: Final = 64
 """The W3C form has 55; a later version may add fields behind them."""
 MAX_TRACESTATE_CHARS: Final = 512

@@ -6,6 +6,7 @@ Owns the command line; `runtime/daemon.py` `run()` is the main path.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -74,6 +75,7 @@ def command(
     log_json: opt.LogJson = True,
 ) -> None:
     """Run one stage daemon: it registers in etcd and serves whichever controller leads."""
+    from wavepp_proto.runtime.closers import Closers
     from wavepp_proto.runtime.logs import configure
     from wavepp_proto.runtime.process import run_process
     from wavepp_stage.runtime.daemon import StageDaemon
@@ -92,13 +94,15 @@ def command(
             client_security=opt.client_security(tls_ca, tls_cert, tls_key, tls_server_name),
             reflection=reflection, metrics=metrics,
         )  # fmt: skip
-        store = opt.etcd_store(etcd, etcd_user, etcd_password_file, etcd_ca, etcd_cert, etcd_key)
-        tracer = opt.tracer("wavepp-stage", otlp, trace_sample)
+        closers = Closers()
         try:
+            tracer = opt.tracer("wavepp-stage", otlp, trace_sample)
+            closers.push("tracer", partial(asyncio.to_thread, tracer.close))
+            store = opt.etcd_store(etcd, etcd_user, etcd_password_file, etcd_ca, etcd_cert, etcd_key)
+            closers.push("store", store.close)
             await StageDaemon(settings, store, tracer).run(stop, drain_s)
         finally:
-            await store.close()
-            await asyncio.to_thread(tracer.close)
+            await closers.close()
 
     raise typer.Exit(run_process(main))
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -118,6 +121,38 @@ async def test_bind_names_the_holder_when_the_port_is_taken() -> None:
     assert caught.value.fields["value"] == f"127.0.0.1:{port}"
     assert "(pid " in caught.value.fields["holder"]
     assert str(port) in caught.value.message
+
+
+@pytest.mark.parametrize("host", ["10.99.99.99", "nosuch.invalid"])
+async def test_bind_blames_no_process_that_is_not_in_the_way(host: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as elsewhere:
+        listen = f"{host}:{elsewhere.getsockname()[1]}"
+        with pytest.raises(InvalidRequest) as caught:
+            channels.bind_server(channels.new_server(), listen)
+    assert "holder" not in caught.value.fields
+    assert "held by" not in caught.value.message
+
+
+def test_holder_is_the_one_of_this_address_and_no_other() -> None:
+    """psutil lists every listener on the port: the one on another address of this machine is in nobody's way."""
+    code = (
+        "import socket, sys; held = socket.create_server((sys.argv[1], int(sys.argv[2])))\n"
+        "print(held.getsockname()[1], flush=True); sys.stdin.read()"
+    )
+    holders: list[subprocess.Popen[str]] = []
+    port = "0"
+    with contextlib.ExitStack() as stack:
+        for host in ("127.0.0.2", "127.0.0.1"):
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", code, host, port], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                )
+            )
+            assert process.stdout is not None
+            port = process.stdout.readline().strip()
+            holders.append(process)
+        for host, holder in zip(("127.0.0.2", "127.0.0.1"), holders, strict=True):
+            assert f"(pid {holder.pid})" in str(channels._port_holder(Address(host, int(port))))
 
 
 @pytest.mark.parametrize("listen", ["256.1.1.1:7", "10.99.99.99:0", "nosuch.invalid:0", "[2001:db8::1]:0"])

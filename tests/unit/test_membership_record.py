@@ -75,7 +75,7 @@ MISSING = object()
         (("link_address",), "host", "link_address"),
         (("engine",), "", "engine"),
         (("model",), [], "model"),
-        (("model", "name"), "x" * 257, "model.name"),
+        (("model", "name"), "x" * 4097, "model.name"),
         (("model", "layers"), MISSING, "model.layers"),
         (("model", "window"), 0, "model.window"),
         (("first_layer",), 8, "first_layer"),

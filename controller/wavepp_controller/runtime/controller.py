@@ -26,7 +26,8 @@ from wavepp_controller.runtime.refusals import Refusals
 from wavepp_controller.runtime.request_spans import RequestSpans
 from wavepp_controller.runtime.settings import ControllerSettings
 from wavepp_controller.runtime.shell import ControllerShell
-from wavepp_proto.runtime.channels import advertise_address, bind_server, new_server
+from wavepp_proto.runtime.channels import advertise_address, bind_server, check_server, new_server
+from wavepp_proto.runtime.closers import Closers
 from wavepp_proto.runtime.election import Authority, Leadership
 from wavepp_proto.runtime.logs import get_log
 from wavepp_proto.runtime.loop_probe import probe_loop
@@ -52,14 +53,15 @@ class Controller:
         self._tracer = tracer or Tracer(TraceSettings("wavepp-controller"))
         self._tasks: list[asyncio.Task[None]] = []
         self._models: ModelFile | None = None
+        self._closers = Closers()
         self.address = ""
 
     async def run(self, stop: asyncio.Event, drain_s: float = 10.0) -> None:
         """Serve until `stop` is set or the core fails, then drain for at most `drain_s` seconds."""
-        await self.start()
-        settle_heap()
         stopped = asyncio.create_task(stop.wait(), name="stop")
         try:
+            await self.start()
+            settle_heap()
             ends: set[asyncio.Future[Any]] = {stopped, self.shell.failure}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if self.shell.failure.done():
@@ -70,14 +72,18 @@ class Controller:
             await self.close()
 
     async def start(self) -> None:
-        """Bind, serve and begin to campaign; returns at once, leadership comes when it comes."""
+        """Bind, serve and begin to campaign; returns at once, leadership comes when it comes. After an error `close`
+        ends what had begun."""
         settings = self.settings
+        check_server(settings.listen, settings.advertise, settings.metrics, settings.server_security)
+        settings.client_security.credentials()
         spans = RequestSpans(self._tracer)
         self.machine = ControllerMachine(replace(settings.config, traced=self._tracer.recording))
         if settings.model_file is not None:
             self._models = ModelFile(settings.model_file, self.machine.latency_models)
             self.machine.seed_latency(self._models.read())
         self.observer = Observer(self.machine, self._tracer)
+        self._closers.push("observer", self.observer.close)
         self.shell = ControllerShell(self.machine, settings.client_security, spans, self.observer)
         self._refusals = Refusals(settings.client_security)
 
@@ -85,6 +91,7 @@ class Controller:
         self._health = health.aio.HealthServicer()
         await self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)  # it is born serving
         self._server = new_server()
+        self._closers.push("server", partial(self._server.stop, 0.5))
         self._admin = AdminService(self)
         self._prefill = PrefillService(self.shell, spans)
         prefill_pb2_grpc.add_PrefillServicer_to_server(self._prefill, self._server)
@@ -94,14 +101,23 @@ class Controller:
             serve_reflection(self._server, prefill_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR)
         if settings.metrics is not None:
             self.observer.serve(settings.metrics)
-            self._spawn(partial(probe_loop, self.observer.loop_delayed), "loop-probe")
         port = bind_server(self._server, settings.listen, settings.server_security)
-        self.address = advertise_address(settings.listen, settings.advertise, port)
         await self._server.start()
+        self.address = advertise_address(settings.listen, settings.advertise, port)
 
         # leadership, membership, the clock
         self.leadership = Leadership(self._store, settings.cluster, self.address)
         self.members = MemberWatch(self._store, settings.cluster)
+        self._closers.push("leadership", self.leadership.resign)
+        self._closers.push("streams", self._prefill.close)
+        self._closers.push("shell", self.shell.close)
+        self._closers.push("refusals", self._refusals.close)
+        if self._models is not None:
+            self._closers.push("latency models", self._models.save)
+        self._closers.push("tasks", self._cancel_tasks)
+        self._closers.push("health", self._health.enter_graceful_shutdown)
+        if settings.metrics is not None:
+            self._spawn(partial(probe_loop, self.observer.loop_delayed), "loop-probe")
         for loop, name in (
             (self._lead, "lead"),
             (self._watch_members, "members"),
@@ -123,23 +139,17 @@ class Controller:
         return self.machine.live_requests
 
     async def close(self) -> None:
-        """Give up leadership, end formations, stop serving. Idempotent; every wait is bounded."""
-        if not self.address:
-            return
-        self.address = ""
-        await self._health.enter_graceful_shutdown()
+        """Give up leadership, end formations, stop serving, as far as they were begun. Idempotent; every wait is
+        bounded."""
+        served, self.address = bool(self.address), ""
+        await self._closers.close()
+        if served:
+            log.info("closed", cluster=self.settings.cluster)
+
+    async def _cancel_tasks(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._models is not None:
-            await self._models.save()
-        await self._refusals.close()
-        await self.shell.close()
-        self._prefill.close()
-        await self.leadership.resign()
-        await self._server.stop(0.5)
-        await self.observer.close()
-        log.info("closed", cluster=self.settings.cluster)
 
     # --- loops --------------------------------------------------------------------------------------
 

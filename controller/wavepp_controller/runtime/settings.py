@@ -7,6 +7,7 @@ from pathlib import Path
 
 from wavepp_controller.core.config import ControllerConfig
 from wavepp_proto.runtime.channels import ClientSecurity, ServerSecurity
+from wavepp_proto.runtime.record import check_name
 
 DEFAULT_PORT = 7411
 
@@ -26,3 +27,6 @@ class ControllerSettings:
     reflection: bool = False
     model_file: Path | None = None
     """Where latency models are kept, or a device profile that seeds them; None keeps them for this life only."""
+
+    def __post_init__(self) -> None:
+        check_name("cluster", self.cluster)

@@ -9,6 +9,8 @@ by that CA. A client with `ca` speaks TLS; with `cert` and `key` it shows its ow
 
 from __future__ import annotations
 
+import errno
+import re
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +24,8 @@ from wavepp_proto import limits
 from wavepp_proto.errors import InvalidRequest
 
 WILDCARD_HOSTS: Final = frozenset({"", "0.0.0.0", "::", "*"})
+_HOST: Final = re.compile(r"[A-Za-z0-9._:%*-]{0,250}")
+"""A name, an IPv4 or IPv6 address, a wildcard: with a port at most MAX_NAME_CHARS, as messages have it."""
 _GRPC_DEFAULT_MIN_PING_MS: Final = 300_000
 """What a gRPC server enforces when its options name no minimum."""
 
@@ -99,7 +103,8 @@ PLAIN_CLIENT: Final = ClientSecurity()
 def parse_address(text: str, *, field: str = "address") -> Address:
     """`host:port`, `[v6]:port` or `:port` as an Address; port 0 asks for a free one.
 
-    Raises InvalidRequest naming `field` when the port is missing, not a number or above 65535.
+    Raises InvalidRequest naming `field` when the port is missing, not a number or above 65535, or no host can be so
+    called.
     """
     host, colon, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
@@ -109,6 +114,8 @@ def parse_address(text: str, *, field: str = "address") -> Address:
         raise InvalidRequest(f"{field} must be host:port, got {text!r}", field=field, value=text)
     if not (port.isascii() and port.isdigit() and int(port) <= 65535):
         raise InvalidRequest(f"{field} has no valid port: {text!r}", field=field, value=text, limit=65535)
+    if not _HOST.fullmatch(host):
+        raise InvalidRequest(f"{field} names no host: {text!r}", field=field, value=text, limit="250 characters")
     return Address(host, int(port))
 
 
@@ -167,6 +174,19 @@ def bind_server(server: grpc.aio.Server, listen: str, security: ServerSecurity =
     return port
 
 
+def check_server(listen: str, advertise: str | None, metrics: str | None, security: ServerSecurity) -> None:
+    """What can be told of a server's addresses and files before anything is loaded or begun.
+
+    Raises InvalidRequest naming the field; whether the port is still free later, `bind_server` finds out.
+    """
+    advertise_address(listen, advertise, 0)
+    if metrics is not None:
+        parse_address(metrics, field="metrics")
+    security.credentials()
+    host, port = (address := parse_address(listen, field="listen")).host or "0.0.0.0", address.port
+    _try_bind(Address(host, port))
+
+
 def check_keepalive(channel_options: Options, server_options: Options) -> None:
     """Refuse a pair of option lists whose pings the server would answer with GOAWAY too_many_pings.
 
@@ -221,24 +241,28 @@ def _try_bind(address: Address) -> None:
 
 
 def _bind_error(address: Address, cause: Exception | None) -> InvalidRequest:
-    holder = _port_holder(address.port) if address.port else None
-    said = cause.strerror if isinstance(cause, OSError) else None
+    number, said = (cause.errno, cause.strerror) if isinstance(cause, OSError) else (None, None)
+    holder = _port_holder(address) if address.port and number in (errno.EADDRINUSE, None) else None
     reason = f"the port is held by {holder}" if holder else said or str(cause or "gRPC gives no reason")
     message = f"cannot listen on {address}: {reason}"
     return InvalidRequest(message, field="listen", value=str(address), holder=holder)
 
 
-def _port_holder(port: int) -> str | None:
-    """`name (pid n)` of the process listening on `port`; None if unknown, not ours to see, or psutil is absent."""
+def _port_holder(address: Address) -> str | None:
+    """`name (pid n)` of the process listening there; None if unknown, not ours to see, or psutil is absent.
+
+    One that listens on the same port of another address of this machine is in nobody's way."""
     try:
         import psutil
     except ImportError:
         return None
     try:
+        there = {host[4][0] for host in socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)}
         for connection in psutil.net_connections(kind="tcp"):
-            mine = tuple(connection.laddr)[1:2] == (port,) and connection.status == psutil.CONN_LISTEN
-            if mine and connection.pid:
+            host, port = tuple(connection.laddr) or ("", 0)
+            mine = port == address.port and (there & WILDCARD_HOSTS or host in there | WILDCARD_HOSTS)
+            if mine and connection.status == psutil.CONN_LISTEN and connection.pid:
                 return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
-    except psutil.Error:
+    except (psutil.Error, OSError):
         return None
     return None

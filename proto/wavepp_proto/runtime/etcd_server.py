@@ -116,6 +116,16 @@ class EtcdServer:
         cls, binary: EtcdBinary, security: ServerSecurity, base: Path | None, client_port: int | None
     ) -> EtcdServer:
         folder = ScratchFolder("wavepp-etcd", base)
+        try:
+            return await cls._spawn_in(folder, binary, security, client_port)
+        except BaseException:
+            folder.close()
+            raise
+
+    @classmethod
+    async def _spawn_in(
+        cls, folder: ScratchFolder, binary: EtcdBinary, security: ServerSecurity, client_port: int | None
+    ) -> EtcdServer:
         free_port, peer_port = _free_ports(2)
         client_port = client_port or free_port
         arguments = _arguments(folder.path, client_port, peer_port, security)

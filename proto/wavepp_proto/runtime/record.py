@@ -35,16 +35,16 @@ _MAX_INT: Final = 2**63 - 1
 
 def leader_key(cluster: str) -> str:
     """Raises InvalidRequest when the cluster's name cannot stand in a key."""
-    return f"/wavepp/{_name('cluster', cluster)}/leader"
+    return f"/wavepp/{check_name('cluster', cluster)}/leader"
 
 
 def members_prefix(cluster: str) -> str:
-    return f"/wavepp/{_name('cluster', cluster)}/members/"
+    return f"/wavepp/{check_name('cluster', cluster)}/members/"
 
 
 def member_key(cluster: str, key: DaemonKey) -> str:
     """`/wavepp/{cluster}/members/{pipeline}/{stage}.{rank}`."""
-    return f"{members_prefix(cluster)}{_name('pipeline', key.pipeline)}/{key.stage}.{key.rank}"
+    return f"{members_prefix(cluster)}{check_name('pipeline', key.pipeline)}/{key.stage}.{key.rank}"
 
 
 def encode_record(record: MemberRecord) -> bytes:
@@ -122,12 +122,12 @@ def decode_record(value: bytes) -> MemberRecord:
         link_address=read.text("link_address") and read.address("link_address"),
         engine=read.name("engine"),
         model=ModelFacts(
-            name=model.text("name"),
+            name=model.text("name", limits.MAX_PATH_CHARS),
             fingerprint=model.text("fingerprint"),
             layers=layers,
             vocabulary=model.count("vocabulary", 1, limits.MAX_VOCABULARY),
             window=model.count("window", 1),
-            path=model.text("path", 4096),
+            path=model.text("path", limits.MAX_PATH_CHARS),
             recurrent_layers=model.layers("recurrent_layers", layers),
         ),
         first_layer=first_layer,
@@ -189,7 +189,7 @@ class _Reader:
         return value
 
     def name(self, name: str) -> str:
-        return _name(self._path + name, self.text(name))
+        return check_name(self._path + name, self.text(name))
 
     def address(self, name: str) -> str:
         address = parse_address(self.text(name), field=self._path + name)
@@ -229,8 +229,12 @@ class _Reader:
         return InvalidRequest(f"{field} {rule}, got {value!r}", field=field, value=repr(value), limit=limit)
 
 
-def _name(field: str, value: str) -> str:
-    if not _NAME.fullmatch(value) or len(value) > limits.MAX_NAME_CHARS:
+def check_name(field: str, value: str) -> str:
+    """`value` itself. Raises InvalidRequest unless it can stand in a key: a cluster's or a pipeline's name."""
+    if len(value) > limits.MAX_NAME_CHARS:
+        message = f"{field} has {len(value)} characters, at most {limits.MAX_NAME_CHARS}"
+        raise InvalidRequest(message, field=field, value=len(value), limit=limits.MAX_NAME_CHARS)
+    if not _NAME.fullmatch(value):
         message = f"{field} must be letters, digits, dot, dash or underscore, got {value!r}"
-        raise InvalidRequest(message, field=field, value=value, limit=limits.MAX_NAME_CHARS)
+        raise InvalidRequest(message, field=field, value=value, limit="A-Z a-z 0-9 . - _")
     return value

@@ -40,11 +40,14 @@ class TraceSink(trace_service_pb2_grpc.TraceServiceServicer):
     async def start(cls, listen: str = "127.0.0.1:0", limit: int = DEFAULT_LIMIT) -> Self:
         """Bind and serve. Port 0 takes a free one; raises InvalidRequest if the address cannot be bound."""
         sink = cls(limit)
-        server = new_server()
+        server = sink._server = new_server()
         trace_service_pb2_grpc.add_TraceServiceServicer_to_server(sink, server)  # type: ignore[no-untyped-call]
-        port = bind_server(server, listen)
-        await server.start()
-        sink._server = server
+        try:
+            port = bind_server(server, listen)
+            await server.start()
+        except BaseException:
+            await sink.close()
+            raise
         sink.endpoint = f"http://{advertise_address(listen, None, port)}"
         return sink
 

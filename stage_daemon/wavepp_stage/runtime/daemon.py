@@ -18,7 +18,8 @@ from typing import Any
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from wavepp_proto import __version__, limits
-from wavepp_proto.runtime.channels import advertise_address, bind_server, new_server, parse_address
+from wavepp_proto.runtime.channels import advertise_address, bind_server, check_server, new_server, parse_address
+from wavepp_proto.runtime.closers import Closers
 from wavepp_proto.runtime.logs import get_log
 from wavepp_proto.runtime.loop_probe import probe_loop
 from wavepp_proto.runtime.process import settle_heap
@@ -59,6 +60,10 @@ log = get_log("wavepp.stage")
 
 SWITCH_INTERVAL_S = 1e-4
 """Beside a computing thread an event-loop echo goes from 5.2 ms to 0.2 ms (DESIGN.md)."""
+JOIN_S = 5.0
+"""Longest wait for a thread or a task to end before it is abandoned."""
+LOADING_JOIN_S = 0.5
+"""The same while the engine loads, which nothing can interrupt."""
 SERVED = (admission_pb2, digest_pb2, execution_pb2, control_pb2, health_pb2)
 """What reflection lists."""
 
@@ -80,6 +85,8 @@ class StageDaemon:
         self._progress = progress
         self._draining = False
         self._tasks: set[asyncio.Future[None]] = set()
+        self._closers = Closers()
+        self._join_s = LOADING_JOIN_S
         self.address = ""
 
     async def run(self, stop: asyncio.Event, drain_s: float = 10.0) -> None:
@@ -101,9 +108,12 @@ class StageDaemon:
             await self.close()
 
     async def start(self) -> None:
-        """Load the engine, bind, register; returns once etcd has acknowledged the registration."""
+        """Load the engine, bind, register; returns once etcd has acknowledged the registration. After an error `close`
+        ends what had begun."""
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         settings, self._loop = self.settings, asyncio.get_running_loop()
+        check_server(settings.listen, settings.advertise, settings.metrics, settings.server_security)
+        settings.client_security.credentials()
         host = parse_address(advertise_address(settings.listen, settings.advertise, 0)).host
 
         # the engine: built off the loop (imports take seconds), loaded on its own thread
@@ -112,8 +122,10 @@ class StageDaemon:
         engine = self.equipment.engine
         record = partial(record_copy, self._tracer, settings.key)
         self.copier = Copier(self.core, engine, record, f"copier-{settings.stage}")
+        self._closers.push("copier", partial(asyncio.to_thread, self.copier.close, LOADING_JOIN_S))
         self.core.start_copies = self.copier.start
         self.executor = Executor(self.core, engine, self.copier, self._reported, f"executor-{settings.stage}")
+        self._closers.push("executor", self._end_executor)
         self._hub = LinkHub(self.incarnation)
         self.control = ControlService(
             settings, self.equipment, self.core, self.executor, self._hub, host, self._drain_future
@@ -121,18 +133,25 @@ class StageDaemon:
         self.observer = Observer(
             self.core, self.copier.counts, self._tracer, settings.key, lambda: self.control.plan is not None
         )
+        self._closers.push("observer", self.observer.close)
         self.fence = SelfFence(self.core, self.control, self._reborn)
         first, last = settings.band(self.equipment.model.layers)
         if not self.equipment.traits.collective:
             await self.control.load(self._first_plan(first, last), self._progress)
 
+        self._join_s = JOIN_S
+
         # the server
         self.execution = ExecutionService(self.core, self.executor, self.observer, lambda: self._draining)
+        self._closers.push("execution", self.execution.end)
         self.control.on_loaded, self.control.on_judged = self._loaded, self.observer.judged
         self.control.on_begin, self.control.on_leave = self.execution.begin, self.execution.end
         self.digests = DigestService(self.core)
         self._health = health.aio.HealthServicer()
         self._server = new_server()
+        self._closers.push("server", partial(self._server.stop, 0.2))
+        self._closers.push("tasks", self._cancel_tasks)
+        self._closers.push("fence", self.fence.close)
         admission_pb2_grpc.add_StageAdmissionServicer_to_server(
             AdmissionService(self.core, self._door(), self.observer, self._superseded), self._server
         )
@@ -155,6 +174,8 @@ class StageDaemon:
         self.record = self._member_record(first, last)
         self._registrar = Registrar(self._store, self.record)
         self._registrar.start()
+        self._closers.push("registrar", self._registrar.close)
+        self._closers.push("health", self._health.enter_graceful_shutdown)
         await self._registrar.registered.wait()
         log.info("registered", stage=settings.stage, address=self.address, incarnation=self.incarnation)
 
@@ -216,21 +237,23 @@ class StageDaemon:
         return asyncio.ensure_future(self.drain(within_s))
 
     async def close(self) -> None:
-        """Leave membership, stop serving, end the executor. Idempotent; every wait is bounded."""
-        if not self.address:
-            return
-        self.address = ""
-        await self._health.enter_graceful_shutdown()
-        await self._registrar.close()
-        self.fence.close()
-        for task in self._tasks:
-            task.cancel()
-        await self._server.stop(0.2)
-        await self.observer.close()
-        self.execution.end()
+        """Leave membership, stop serving, end the executor, as far as they were begun. Idempotent; every wait is
+        bounded."""
+        served, self.address = bool(self.address), ""
+        await self._closers.close()
+        if served:
+            log.info("closed", stage=self.settings.stage)
+
+    async def _end_executor(self) -> None:
         self.executor.close()
-        await asyncio.to_thread(self.executor.join, 5.0)
-        log.info("closed", stage=self.settings.stage)
+        await asyncio.to_thread(self.executor.join, self._join_s)
+
+    async def _cancel_tasks(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=JOIN_S)
 
     # --- glue between the threads ----------------------------------------------------------------
 

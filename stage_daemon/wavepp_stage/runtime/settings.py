@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from wavepp_proto import limits
 from wavepp_proto.errors import InvalidRequest
 from wavepp_proto.runtime.channels import ClientSecurity, ServerSecurity
+from wavepp_proto.runtime.record import check_name
 from wavepp_proto.terms import DaemonKey, PipelineId, Rank, StageIndex
 
 ENGINES = ("torch", "emulated", "trtllm")
@@ -72,9 +73,12 @@ class StageSettings:
         if self.engine == "torch" and self.ranks > 1:
             raise InvalidRequest("engine torch has no ranks", field="ranks", value=self.ranks, limit=1)
         for name in ("cluster", "pipeline"):
-            text = getattr(self, name)
-            if not text or len(text) > limits.MAX_NAME_CHARS or "/" in text:
-                raise InvalidRequest(f"bad {name} {text!r}", field=name, value=text, limit=limits.MAX_NAME_CHARS)
+            check_name(name, getattr(self, name))
+        if len(self.model) > limits.MAX_PATH_CHARS:
+            raise InvalidRequest(
+                f"model has {len(self.model)} characters, at most {limits.MAX_PATH_CHARS}",
+                field="model", value=len(self.model), limit=limits.MAX_PATH_CHARS,
+            )  # fmt: skip
 
     @property
     def key(self) -> DaemonKey:
