@@ -79,7 +79,7 @@ def remember_cluster(address: str) -> None:
     """Let other commands of this user find the controller without being told."""
     path = _running_file()
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(asdict(RunningCluster(address, os.getpid()))))
+    path.write_text(json.dumps(asdict(RunningCluster(address, os.getpid())), allow_nan=False))
 
 
 def forget_cluster() -> None:

@@ -24,6 +24,7 @@ is in `convert.py`. tests/unit/test_errors.py checks that the tree and the class
       StageLost                UNAVAILABLE          STAGE_LOST            yes  a stage died or fell silent
       FormationEnded           UNAVAILABLE          FORMATION_ENDED       yes  engine, link or time-out fault
       RowVoided                ABORTED              ROW_VOIDED            yes  a request fault inside a wave
+        NonFinite              ABORTED              NON_FINITE            no   the row computed NaN or infinity
       StaleMessage             FAILED_PRECONDITION  STALE_MESSAGE         no   fence tuple mismatch
       JoinRefused              FAILED_PRECONDITION  JOIN_REFUSED          no   a stage does not match its pipeline
       EngineFault              INTERNAL             ENGINE_FAULT          yes
@@ -135,6 +136,10 @@ class FormationEnded(WaveppError):
 
 class RowVoided(WaveppError):
     code, reason, retryable = "ABORTED", "ROW_VOIDED", True
+
+
+class NonFinite(RowVoided):
+    reason, retryable = "NON_FINITE", False
 
 
 class StaleMessage(WaveppError):

@@ -133,7 +133,7 @@ class Profile:
         return self.link_us + self.link_us_per_token * tokens
 
     def to_json(self) -> str:
-        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1, sort_keys=True) + "\n"
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1, sort_keys=True, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Profile:

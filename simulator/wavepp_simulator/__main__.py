@@ -75,7 +75,7 @@ def faults(
         )
         raise typer.Exit(1)
     if as_json:
-        typer.echo(json.dumps({**totals.as_data(), "violations": 0, "seconds": round(took, 3)}))
+        typer.echo(json.dumps({**totals.as_data(), "violations": 0, "seconds": round(took, 3)}, allow_nan=False))
     else:
         typer.echo(totals_in_words(totals, took))
 

@@ -48,6 +48,7 @@ def draw(seed: int, requests: int) -> Plan:
             acts.append(Act(0, f"slow s{place}>c/digest 300ms"))
         for _ in range(rng.randint(1, 4)):
             acts += _fault(rng, aside, options, requests, rng.choice(kinds))
+        acts += _not_finite(Random(f"wavepp-nan-{seed}"), options, requests)
     return plan_of(options, acts)
 
 
@@ -201,6 +202,15 @@ def _fault(rng: Random, aside: Random, options: dict[str, str], requests: int, k
     if then:
         acts.append(Act(until, then.format(**words)))
     return acts
+
+
+def _not_finite(rng: Random, options: dict[str, str], requests: int) -> list[Act]:
+    """Requests that compute NaN on one stage, from the start or from some moment on, in a third of the plans."""
+    if not requests or rng.random() > 1 / 3:
+        return []
+    place = _name(rng.randrange(_stages(options)), rng.randrange(_ranks(options)))
+    names = sorted({f"r{rng.randrange(requests)}" for _ in range(rng.randint(1, 4))})
+    return [Act(rng.choice((0, _moment(rng))), f"nan {name} stage {place}") for name in names]
 
 
 def _usurped(rng: Random, options: dict[str, str], at: int) -> list[Act]:

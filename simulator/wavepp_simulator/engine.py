@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
+from wavepp_proto.errors import NonFinite
 from wavepp_proto.terms import CacheGroup, Fence, HoldKey, RowResult
 from wavepp_simulator.ledger import Violation
 from wavepp_stage.core.work import CopyLot, RowWork, WaveWork
@@ -38,7 +41,7 @@ class EngineShape:
 class Outcome:
     payload: Payload
     results: tuple[RowResult, ...]
-    faults: dict[int, str]
+    faults: dict[int, str | NonFinite]
     """Rows that a scenario made wrong, with the cause."""
 
 
@@ -48,6 +51,8 @@ class SimEngine:
         self.shape = shape
         self.broken: set[str] = set()
         """Requests whose next row this stage finds wrong, by a scenario's wish."""
+        self.not_finite: set[str] = set()
+        """Requests whose rows compute NaN on this stage from now on, by a scenario's wish."""
         self._name = name
         self._owns = owns
         self._band = EmulatedBand(
@@ -59,7 +64,7 @@ class SimEngine:
         """`fence` is of the formation that runs; `payload` is None on the first stage only."""
         out: Payload = {}
         results: list[RowResult] = []
-        faults: dict[int, str] = {}
+        faults: dict[int, str | NonFinite] = {}
         for index, row in enumerate(work.rows):
             if row.void:
                 continue
@@ -71,6 +76,11 @@ class SimEngine:
             except RowRefused as fault:
                 where = f"stage {self._name} wave {work.ordinal} {row.key.request_id}"
                 raise Violation("I3", f"{where}: {fault}") from None
+            if row.key.request_id in self.not_finite:
+                self._band.spoil(row)
+                out[index] = np.zeros_like(out[index])
+                faults[index] = NonFinite(f"values of stage {self._name} are not finite", row=index)
+                continue
             if row.sampling is not None:
                 token = model.choose(int(out[index][-1, 1]), VOCABULARY, row.sampling)
                 results.append(RowResult(index, token))

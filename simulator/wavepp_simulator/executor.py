@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from wavepp_proto.errors import LinkFault, RowVoided, WaveppError
+from wavepp_proto.errors import LinkFault, WaveppError
 from wavepp_proto.terms import ErrorInfo, JoinPlan, RowFault, WaveCommand, WaveOrdinal
 from wavepp_simulator.engine import Outcome, Payload
 from wavepp_stage.core import events as ev
 from wavepp_stage.core.work import WaveWork
-from wavepp_stage.engine.base import WaveHeader
+from wavepp_stage.engine.base import WaveHeader, row_voided
 
 if TYPE_CHECKING:
     from wavepp_simulator.stage import SimStage
@@ -200,8 +200,7 @@ class SimExecutor:
         outcome = self._stage.compute(serving.plan.fence, work, payload)
         for index, cause in outcome.faults.items():
             void |= 1 << index
-            error = RowVoided(cause, stage=serving.plan.key.stage, row=index)
-            faults = (*faults, RowFault(index, error.info()))
+            faults = (*faults, RowFault(index, row_voided(cause, serving.plan.key.stage, index).info()))
         self._retire(serving, work, outcome, void, faults)
 
     def _retire(

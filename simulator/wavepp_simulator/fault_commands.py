@@ -61,6 +61,12 @@ def break_row(world: World, words: list[str], options: dict[str, str]) -> None:
     mishaps.break_row(world, world.place_named(place), name)
 
 
+def spoil_row(world: World, words: list[str], options: dict[str, str]) -> None:
+    """nan r1 stage 1: its rows compute NaN there"""
+    name, _, place = words
+    mishaps.spoil_row(world, world.place_named(place), name)
+
+
 def orphan(world: World, words: list[str], options: dict[str, str]) -> None:
     """orphan x stage 1: the stage holds room for x, which nobody asked for"""
     name, _, place = words
@@ -113,6 +119,7 @@ FAULTS: dict[str, Command] = {
     "copies": copies,
     "etcd": etcd,
     "heal": heal,
+    "nan": spoil_row,
     "orphan": orphan,
     "partition": partition,
     "reform": reform,

@@ -104,6 +104,13 @@ def slow_wire(world: World, name: str, seconds: float) -> None:
         world.network.slow.pop(name, None)
 
 
+def spoil_row(world: World, place: int, request_id: str) -> None:
+    """The request's rows compute NaN on the stage from now on; what they wrote stays there as NaN."""
+    _note(world, f"stage {_name(world, place)} will compute NaN for {request_id}", harmless=True)
+    world.broken_rows.add(request_id)
+    world.stages[place].engine.not_finite.add(request_id)
+
+
 def break_row(world: World, place: int, request_id: str) -> None:
     """The stage's engine finds the request's next row wrong."""
     _note(world, f"stage {_name(world, place)} will find {request_id} wrong", harmless=True)

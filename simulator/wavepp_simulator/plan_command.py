@@ -145,7 +145,7 @@ def plan(
     if isinstance(found, Needed):
         _tell_capacity(found, p95_s or 0.0, as_json)
     else:
-        typer.echo(json.dumps(found) if as_json else _words(found))
+        typer.echo(json.dumps(found, allow_nan=False) if as_json else _words(found))
 
 
 def _refused(error: InvalidRequest) -> typer.Exit:
@@ -157,7 +157,11 @@ def _refused(error: InvalidRequest) -> typer.Exit:
 def _tell_capacity(needed: Needed, p95_s: float, as_json: bool) -> None:
     """Ends 1 if not even the most replicas hold the target."""
     if as_json:
-        typer.echo(json.dumps({"p95_s": p95_s, "replicas": needed.replicas, "tried": list(needed.tried.values())}))
+        typer.echo(
+            json.dumps(
+                {"p95_s": p95_s, "replicas": needed.replicas, "tried": list(needed.tried.values())}, allow_nan=False
+            )
+        )
     else:
         for told in needed.tried.values():
             typer.echo(_words(told))

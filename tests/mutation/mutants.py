@@ -137,6 +137,13 @@ MUTANTS = (
         "self._cache.publish(row.key, row.start + row.length)",
     ),
     Mutant(
+        "what computed NaN is published",
+        f"{STAGE}.served_formation",
+        "ServedFormation.retire_wave",
+        "void = event.void_bitmap | self.waves.void_bitmap(event.ordinal)",
+        "void = self.waves.void_bitmap(event.ordinal)",
+    ),
+    Mutant(
         "onboard not awaited",
         f"{STAGE}.block_cache",
         "BlockCache.materialise",

@@ -361,3 +361,12 @@ def test_event_is_refused_when_its_kind_is_unknown() -> None:
     assert refused(lambda: convert.prefill_event_from_pb(prefill_pb2.PrefillEvent(request_id="r"))) == {
         "field": "event"
     }
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_logprob_is_refused_when_it_is_not_finite(value: float) -> None:
+    """It would be printed as JSON, which has no words for it."""
+    result = terms.RowResult(0, 1, (terms.TokenLogprob(1, value),))
+    report = terms.WaveReport(FENCE, True, 0, bytes(32), terms.StageTimes(), (result,))
+    message = convert.wave_response_to_pb(report)
+    assert refused(lambda: convert.wave_response_from_pb(message))["field"] == "logprob"

@@ -42,7 +42,7 @@ def computed(stages: int = 1, preset: str = PRESET) -> list[EmulatedEngine]:
 def last_token(engines: Sequence[EmulatedEngine], blocks: Sequence[int]) -> RowResult | str:
     """The answer of PROMPT's last chunk over `blocks`, or the first stage's reason to refuse it."""
     outcomes = run_wave(engines, [row_of(PROMPT, 3 * B, 3 * B + 1, [*blocks, 9], Sampling())], 2)
-    faults = [outcome.faults[0] for outcome in outcomes if outcome.faults]
+    faults = [str(outcome.faults[0]) for outcome in outcomes if outcome.faults]
     return faults[0] if faults else outcomes[-1].results[0]
 
 

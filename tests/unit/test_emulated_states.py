@@ -52,7 +52,7 @@ def fault_of(engine: EmulatedEngine, refused: RowWork) -> str:
     outcome = engine.run(wave_of(refused), None)
     assert outcome.results == ()
     assert outcome.faults.keys() == {0}
-    return outcome.faults[0]
+    return str(outcome.faults[0])
 
 
 @pytest.mark.parametrize("preset", [RECURRENT, HYBRID, MIXED])

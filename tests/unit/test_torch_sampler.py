@@ -50,3 +50,9 @@ def test_full_logits_are_packed_float32() -> None:
     (result,) = sample_rows(LOGITS[:1], [(0, Sampling(full_logits=True, top_logprobs=9))])
     assert np.frombuffer(result.logits, "<f4").tolist() == LOGITS[0].tolist()
     assert [best.token_id for best in result.top_logprobs] == [1, 3, 2, 0]
+
+
+def test_logprobs_are_finite_when_logits_lie_further_apart_than_float32_reaches() -> None:
+    (result,) = sample_rows(torch.tensor([[3e38, -3e38]]), [(0, Sampling(temperature=0.5, top_logprobs=2))])
+    assert [best.token_id for best in result.top_logprobs] == [0, 1]
+    assert np.isfinite(np.array([best.logprob for best in result.top_logprobs], np.float32)).all()

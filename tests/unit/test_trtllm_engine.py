@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,16 +15,19 @@ import torch
 
 from tests.harness import tiny_models
 from tests.harness.installed_package import STAND_IN, installed
+from tests.harness.stage_core import key
 from tests.harness.trtllm_alone import AloneStage, B, Prompted, assert_exact, prompt, stand_in
-from wavepp_proto.errors import EngineFault
+from wavepp_proto.errors import EngineFault, NonFinite
 from wavepp_proto.terms import CacheGroup, Sampling
 from wavepp_stage.core.work import CopyDirection, CopyLot
-from wavepp_stage.engine.base import EnginePlan
+from wavepp_stage.engine.base import EnginePlan, RowWork
 from wavepp_stage.engine.torch.sampler import sample_rows
 from wavepp_stage.engine.trtllm import compat
-from wavepp_stage.engine.trtllm.engine import TrtllmEngine
+from wavepp_stage.engine.trtllm.engine import TrtllmEngine, _Live, _not_finite
 from wavepp_stage.engine.trtllm.facts import model_facts
 from wavepp_stage.engine.trtllm.load import check_dtype, device_of
+
+ROW = RowWork(key("a"), 0, 4, np.zeros(0, np.int32), np.zeros(0, np.uint64), None, None)
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +73,38 @@ def test_other_rows_are_exact_and_its_own_sequence_untouched_when_a_row_is_void(
     assert request.context_current_position == before
     (result,) = outcome.results
     assert_exact(model, live.tokens, result)
+
+
+def test_row_is_void_and_none_of_it_is_committed_when_it_computes_nan(stage: AloneStage, model: Path) -> None:
+    """The bad token stands in the third block: an equal prefix computed later is exact, and finds nothing to reuse."""
+    spoilt, start = 3, [token for token in prompt(90, 1) if token != 3]
+    weight = stage.desk.executor.model_engine.model.embedding.weight
+    sound = weight[spoilt].clone()
+    bad, beside = stage.admit("bad", [*start[:70], spoilt]), stage.admit("beside", prompt(40, 2))
+    weight[spoilt, 0] = float("nan")
+    outcome = stage.run(stage.row(bad, 71), stage.row(beside, 40))
+    error = outcome.faults[0]
+    assert isinstance(error, NonFinite)
+    assert (error.message, error.fields) == ("logits of stage 0 are not finite", {"stage": "0", "row": "0"})
+    (result,) = outcome.results
+    assert result.row == 1
+    assert_exact(model, beside.tokens, result)
+    stage.cache.discard(bad.key)
+    stage.cache.publish(bad.key, 71)
+    stage.release("bad")
+    weight[spoilt] = sound
+    assert stage.prefill("innocent", [*start[:70], spoilt, 5]) == 0
+    assert not stage.engine.fenced
+
+
+@pytest.mark.parametrize(("part", "what"), [("source", "received activations"), ("target", "activations")])
+def test_row_is_named_when_its_payload_is_not_finite(part: str, what: str) -> None:
+    plan = EnginePlan("m", 1, 3, 2, 4, B, 8, 64, 8)
+    rows = [_Live(index, replace(ROW, length=4), 4 * index, Mock()) for index in range(3)]
+    payloads = {"source": torch.zeros(12, 8), "target": torch.zeros(12, 8)}
+    payloads[part][7, 5] = -torch.inf
+    found = _not_finite(plan, rows, payloads["source"], payloads["target"], None)
+    assert {index: error.message for index, error in found.items()} == {1: f"{what} of stage 1 are not finite"}
 
 
 def test_nothing_runs_when_every_row_is_void(stage: AloneStage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ def doctor(
 
 def _show(findings: list[Finding], as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in findings]))
+        typer.echo(json.dumps([asdict(finding) for finding in findings], allow_nan=False))
         return
     from rich.console import Console
     from rich.markup import escape

@@ -167,7 +167,7 @@ class _progress:
 def _print(outcomes: list[PrefillOutcome], as_json: bool) -> None:
     if as_json:
         for outcome in outcomes:
-            typer.echo(json.dumps(_as_dict(outcome)))
+            typer.echo(json.dumps(_as_dict(outcome), allow_nan=False))
         return
     from rich.console import Console
     from rich.markup import escape

@@ -63,7 +63,7 @@ def _can_serve(reply: admin_pb2.StatusResponse) -> bool:
 
 def _show(reply: admin_pb2.StatusResponse, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(as_dict(reply)))
+        typer.echo(json.dumps(as_dict(reply), allow_nan=False))
         return
     from rich.console import Console
 

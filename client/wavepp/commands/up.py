@@ -189,7 +189,11 @@ async def _serve(local: LocalCluster, stop: asyncio.Event, as_json: bool) -> Non
         starting.result()
         remember_cluster(local.address)
         if as_json:
-            typer.echo(json.dumps({"controller": local.address, "pids": local.pids(), "logs": str(local.log_dir)}))
+            typer.echo(
+                json.dumps(
+                    {"controller": local.address, "pids": local.pids(), "logs": str(local.log_dir)}, allow_nan=False
+                )
+            )
         talk.print(f"serving at {local.address} after {time.monotonic() - started:.1f} s; logs in {local.log_dir}")
         talk.print("Ctrl-C stops everything", highlight=False)
         await _watch(local, stop, talk)

@@ -29,7 +29,9 @@ async def unsplit_logits(
     with TemporaryDirectory(prefix="wavepp-demo-") as scratch:
         out = Path(scratch) / "logits.npy"
         order = Path(scratch) / "order.json"
-        order.write_text(json.dumps({"model": str(model), "dtype": dtype, "prompts": distinct, "out": str(out)}))
+        order.write_text(
+            json.dumps({"model": str(model), "dtype": dtype, "prompts": distinct, "out": str(out)}, allow_nan=False)
+        )
 
         def hear(line: str) -> None:
             done(len(distinct[int(line.split()[0])]))

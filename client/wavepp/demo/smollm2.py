@@ -84,7 +84,7 @@ async def ensure_model(say: Callable[[str], None], log_dir: Path) -> Path:
 def write_manifest(folder: Path) -> None:
     """Describe the finished files of `folder`; from then on it counts as complete."""
     files = {path.name: _facts(path) for path in sorted(folder.iterdir()) if path.is_file()}
-    (folder / MANIFEST).write_text(json.dumps({"recipe": RECIPE, "files": files}, indent=1) + "\n")
+    (folder / MANIFEST).write_text(json.dumps({"recipe": RECIPE, "files": files}, indent=1, allow_nan=False) + "\n")
 
 
 def damage(folder: Path) -> str | None:

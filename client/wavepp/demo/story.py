@@ -99,7 +99,7 @@ async def tell(options: Options, screen: Screen) -> bool:
     if options.json_file is not None:
         context = _context(options, model, running, timeline, screen)
         found = report.as_json(rows, report.Totals.of(rows, seconds), failed, context)
-        options.json_file.write_text(json.dumps(found, indent=1) + "\n")
+        options.json_file.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n")
     return not failed
 
 

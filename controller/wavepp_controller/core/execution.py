@@ -238,6 +238,7 @@ class Execution:
                         rank=told[0].rank if told else None,
                         wave=flight.ordinal,
                         cause=cause.reason if cause else None,
+                        layer=dict(cause.fields).get("layer") if cause else None,
                     ),
                 )
             )

@@ -66,7 +66,7 @@ class ModelFile:
     async def save(self) -> None:
         """Replace the file at once if something was learnt; a disk that is full costs a warning."""
         models = {pipeline: model for pipeline, model in self._learnt().items() if model}
-        text = json.dumps({"schema": SCHEMA, MODELS: models}, indent=1, sort_keys=True) + "\n"
+        text = json.dumps({"schema": SCHEMA, MODELS: models}, indent=1, sort_keys=True, allow_nan=False) + "\n"
         if not self._writable or not models or text == self._saved:
             return
         try:

@@ -6,6 +6,7 @@ Called by the other modules of this package only; rules that need state live in 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -47,6 +48,12 @@ def at_most(field: str, value: int, limit: int) -> int:
 def at_least(field: str, value: int, limit: int) -> int:
     if value < limit:
         raise InvalidRequest(f"{field} is {value}, at least {limit}", field=field, value=value, limit=limit)
+    return value
+
+
+def finite(field: str, value: float) -> float:
+    if not math.isfinite(value):
+        raise InvalidRequest(f"{field} is {value}, not a finite number", field=field, value=value, limit="finite")
     return value
 
 

@@ -174,7 +174,8 @@ def logprobs_to_pb(pairs: Iterable[TokenLogprob]) -> list[pb.TokenLogprob]:
 
 
 def logprobs_from_pb(msgs: Iterable[pb.TokenLogprob]) -> tuple[TokenLogprob, ...]:
-    return tuple(TokenLogprob(msg.token_id, msg.logprob) for msg in msgs)
+    """Raises InvalidRequest for NaN and infinity: no answer has them, and JSON has no words for them."""
+    return tuple(TokenLogprob(msg.token_id, _check.finite("logprob", msg.logprob)) for msg in msgs)
 
 
 def fill_error(out: pb.Error, error: ErrorInfo) -> None:

@@ -86,7 +86,7 @@ def encode_record(record: MemberRecord) -> bytes:
         "numerics": asdict(record.numerics),
         "adapters": record.adapters,
     }
-    encoded = json.dumps(document, separators=(",", ":")).encode()
+    encoded = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
     decode_record(encoded)
     return encoded
 

@@ -45,7 +45,7 @@ def timeline(spans: Iterable[CollectedSpan]) -> dict[str, Any]:
 def write_timeline(spans: Iterable[CollectedSpan], path: Path) -> None:
     """Write the trace document to `path`: all of it, or nothing."""
     partial = path.with_name(f"{path.name}.partial")
-    text = json.dumps(timeline(spans), sort_keys=True, separators=(",", ":"))
+    text = json.dumps(timeline(spans), sort_keys=True, separators=(",", ":"), allow_nan=False)
     partial.write_text(text + "\n", encoding="utf-8")
     os.replace(partial, path)
 

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
+from wavepp_proto.errors import NonFinite, RowVoided
 from wavepp_proto.terms import CacheGroup, LinkKind, RowResult, WaveOrdinal
 from wavepp_stage.core.work import BlockTable, CopyDirection, CopyLot, RowWork, StateWork, WaveWork
 
@@ -42,6 +43,8 @@ __all__ = [
     "WaveHeader",
     "WaveOutcome",
     "WaveWork",
+    "not_finite",
+    "row_voided",
 ]
 
 Payload = Any
@@ -149,15 +152,29 @@ class WaveOutcome:
     """For the next stage; None on the last one."""
     results: tuple[RowResult, ...] = ()
     """One per row that carried `sampling` and is not void: rows do on rank 0 of the last stage."""
-    faults: dict[int, str] = field(default_factory=dict)
-    """Row index to cause, for rows this engine found wrong (bad canary...); they become void."""
+    faults: dict[int, str | NonFinite] = field(default_factory=dict)
+    """Row index to cause, for rows this engine found wrong (bad canary, NaN...); they become void. Their payload rows
+    are zero, they have no result, and nothing that they wrote is left to be read."""
+
+
+def not_finite(plan: EnginePlan, row: int, what: str, layer: int | None = None) -> NonFinite:
+    """The fault of a row that computed NaN or infinity; `layer` is where it was seen first, if that is known."""
+    where = f"stage {plan.stage}" if layer is None else f"layer {layer} of stage {plan.stage}"
+    rank = plan.rank if plan.ranks > 1 else None
+    return NonFinite(f"{what} of {where} are not finite", stage=plan.stage, rank=rank, layer=layer, row=row)
+
+
+def row_voided(cause: str | NonFinite, stage: int, row: int) -> RowVoided:
+    """What the report says of a row that an engine found wrong."""
+    return cause if isinstance(cause, NonFinite) else RowVoided(cause, stage=stage, row=row)
 
 
 class StageEngine(Protocol):
     """Executes one stage's layers against a paged cache it owns.
 
     The cache manager decides which block holds what; the engine only reads and writes the blocks
-    that a RowWork names. Any exception from `run` ends the formation; a fault of one row does not.
+    that a RowWork names. Any exception from `run` ends the formation; a fault of one row does not. A row that computed
+    NaN or infinity (what it sends on, stores or samples from) is such a fault, and must not reach any other row.
     """
 
     name: ClassVar[str]

@@ -22,13 +22,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from wavepp_proto.errors import EngineFault
+from wavepp_proto.errors import EngineFault, NonFinite
 from wavepp_proto.profile import Chunk
 from wavepp_proto.terms import CacheGroup, RowResult, Sampling
 from wavepp_stage.engine import emulated_model as model
-from wavepp_stage.engine.base import CopyLot, EngineFacts, EnginePlan, WaveOutcome, WaveWork
+from wavepp_stage.engine.base import CopyLot, EngineFacts, EnginePlan, WaveOutcome, WaveWork, not_finite
 from wavepp_stage.engine.emulated_band import PAYLOAD_WORDS, EmulatedBand
-from wavepp_stage.engine.emulated_cache import POISON, WORD_BYTES, RowRefused
+from wavepp_stage.engine.emulated_cache import POISON, WORD_BYTES, RowNotFinite, RowRefused
 from wavepp_stage.engine.emulated_device import Pace, Stream, Wire
 from wavepp_stage.engine.emulated_model import Words, emulated_model_facts, emulated_traits, expected_first_token
 
@@ -42,6 +42,7 @@ class _Loaded:
     vocabulary: int
     pace: Pace
     wire: Wire
+    nan_layer: int
 
 
 class EmulatedEngine:
@@ -80,10 +81,16 @@ class EmulatedEngine:
         copy_us = pace.copy_us if self._given_copy_us is None else self._given_copy_us
         pace = replace(pace, costs=replace(pace.costs, **self._given_costs), copy_us=copy_us)
         band = EmulatedBand(
-            groups, plan.pool_blocks, plan.block_tokens, plan.place, plan.host_pool_blocks, plan.state_slots
+            groups,
+            plan.pool_blocks,
+            plan.block_tokens,
+            plan.place,
+            plan.host_pool_blocks,
+            plan.state_slots,
+            preset.nan_token_of(plan.first_layer, plan.last_layer),
         )
         vocabulary = preset.vocabulary if self._given_vocabulary is None else self._given_vocabulary
-        self._now = _Loaded(plan, band, vocabulary, pace, Wire(pace))
+        self._now = _Loaded(plan, band, vocabulary, pace, Wire(pace), preset.nan_layer)
         self._closed.clear()
         progress(len(layers), len(layers))
         return EngineFacts(
@@ -107,7 +114,7 @@ class EmulatedEngine:
         started = time.monotonic()
         out = np.zeros((wave.tokens, PAYLOAD_WORDS), np.uint64)
         results: list[RowResult] = []
-        faults: dict[int, str] = {}
+        faults: dict[int, str | NonFinite] = {}
         computed: list[Chunk] = []
         at = 0
         for index, row in enumerate(wave.rows):
@@ -117,6 +124,9 @@ class EmulatedEngine:
                 continue
             try:
                 out[rows] = now.band.compute(row, None if payload is None else payload[rows])
+            except RowNotFinite:
+                faults[index] = not_finite(now.plan, index, "values", now.nan_layer)
+                continue
             except RowRefused as fault:
                 faults[index] = str(fault)
                 continue

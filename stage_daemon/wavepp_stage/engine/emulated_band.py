@@ -19,7 +19,7 @@ from wavepp_proto.errors import EngineFault
 from wavepp_proto.terms import CacheGroup
 from wavepp_stage.core.work import CopyLot, RowWork
 from wavepp_stage.engine import emulated_model as model
-from wavepp_stage.engine.emulated_cache import WORD_BYTES, CanaryCache, RowRefused, check_table
+from wavepp_stage.engine.emulated_cache import WORD_BYTES, CanaryCache, RowNotFinite, RowRefused, check_table
 from wavepp_stage.engine.emulated_model import Words
 from wavepp_stage.engine.emulated_states import STATE_BYTES, CanaryStates
 
@@ -37,10 +37,13 @@ class EmulatedBand:
         place: int,
         host_pool_blocks: int = 0,
         state_slots: int = 0,
+        nan_token: int | None = None,
     ) -> None:
+        """`nan_token`: a chunk that holds it computes NaN here."""
         attends, recurs = CacheGroup.ATTENTION in groups, CacheGroup.RECURRENT in groups
         self._pools = {"device": pool_blocks, "host": host_pool_blocks}
         self._block_tokens = block_tokens
+        self._nan_token = nan_token
         # Without attention layers the blocks are only numbers: nothing is stored in them.
         self._cells = CanaryCache(pool_blocks, block_tokens, place, host_pool_blocks) if attends else None
         self._states = CanaryStates(state_slots, block_tokens, place) if recurs else None
@@ -56,7 +59,8 @@ class EmulatedBand:
     def compute(self, row: RowWork, upstream: Words | None) -> Words:
         """Check what the row reads, then write its cells, tags and states; returns its payload, shape [length, 2].
 
-        `upstream` is the previous stage's, None on the first. Raises RowRefused with the cause."""
+        `upstream` is the previous stage's, None on the first. Raises RowRefused with the cause, RowNotFinite before
+        anything is written."""
         check_table(row, self._pools["device"], self._block_tokens)
         if upstream is not None:
             mixed = upstream[:, 0]
@@ -67,11 +71,22 @@ class EmulatedBand:
         states = model.continue_state(self._state_before(row), mixed)
         if upstream is not None:
             _check_states(row, states, upstream[:, 1])
+        if self._nan_token is not None:
+            planted = model.mix(np.full(row.length, self._nan_token, np.int32), row.start)
+            if bool((mixed == planted).any()):
+                raise RowNotFinite
         if self._cells is not None:
             self._cells.write(row, states)
         if self._states is not None:
             self._states.write(row, states)
         return np.stack((mixed, states), axis=1)
+
+    def spoil(self, row: RowWork) -> None:
+        """Let what `compute` wrote for this row be NaN: whoever reads any of it is refused."""
+        if self._cells is not None:
+            self._cells.spoil(row)
+        if self._states is not None:
+            self._states.spoil(row)
 
     def begin_copy(self, lot: CopyLot) -> None:
         """The lot is under way: what it writes may not be read. Raises EngineFault for a lot that does not fit."""

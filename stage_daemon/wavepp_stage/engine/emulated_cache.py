@@ -23,11 +23,17 @@ from wavepp_stage.engine.emulated_model import Words, splitmix_one
 
 POISON = 0xDEADBEEFFEEDFACE
 """Tag of a block that was never written, is not full, or was moved to the other tier."""
+NON_FINITE = 0x7FF80000BAD0BAD0
+"""Cell or state of a row that computed NaN."""
 WORD_BYTES = 8
 
 
 class RowRefused(Exception):
     """This row read or was told something wrong; its wave goes on without it."""
+
+
+class RowNotFinite(RowRefused):
+    """The row computed what stands for NaN here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,11 @@ class CanaryCache:
         if row.start == 0:
             return 0
         size, last = self.block_tokens, row.start - 1
-        return int(self._device.cells[row.blocks[last // size], last % size]) ^ self._salt
+        block = row.blocks[last // size]
+        cell = int(self._device.cells[block, last % size])
+        if cell == NON_FINITE:
+            raise RowRefused(f"device block {int(block)} holds values that are not finite")
+        return cell ^ self._salt
 
     def write(self, row: RowWork, states: Words) -> None:
         size, end = self.block_tokens, row.start + row.length
@@ -78,6 +88,12 @@ class CanaryCache:
         self._device.tags[row.blocks[first:full]] = row.prefix_hashes[first:full]
         # The last block is not full: nobody may take it for a whole prefix, nor for what it held before.
         self._device.tags[row.blocks[full:]] = POISON
+
+    def spoil(self, row: RowWork) -> None:
+        """What the row wrote is NaN."""
+        size = self.block_tokens
+        positions = np.arange(row.start, row.start + row.length)
+        self._device.cells[row.blocks[positions // size], positions % size] = NON_FINITE
 
     def begin_copy(self, lot: CopyLot) -> None:
         """From here to `end_copy` the targets hold nothing that may be read."""

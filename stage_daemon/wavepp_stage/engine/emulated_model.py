@@ -64,6 +64,9 @@ class Preset:
     cache_thread: str = "any"
     """`engine` imitates an engine whose cache is its own: it is asked on the executor's thread alone, and every stage
     is told the tokens."""
+    nan_token: int | None = None
+    """A planted fault: whatever holds this token computes NaN from `nan_layer` on, so that its row is void there."""
+    nan_layer: int = 0
     speedup: float = 1.0
     """Everything modelled is this many times faster; what the control plane takes stays."""
     profile: Profile | None = None
@@ -84,8 +87,12 @@ class Preset:
         every = self.attention_every
         return tuple(layer for layer in range(self.layers) if not every or (layer + 1) % every)
 
+    def nan_token_of(self, first_layer: int, last_layer: int) -> int | None:
+        """The token at which the band [first_layer, last_layer) computes NaN."""
+        return self.nan_token if first_layer <= self.nan_layer < last_layer else None
+
     def fingerprint(self) -> str:
-        """Equal on stages of unequal speed: times are no part of the model."""
+        """Equal on stages of unequal speed, or of which one is to fail: neither is a part of the model."""
         text = (
             f"wavepp-emulated-2 layers={self.layers} attention_every={self.attention_every} "
             f"vocabulary={self.vocabulary} window={self.window}"
@@ -98,6 +105,8 @@ _BOUNDS = {
     "attention_every": (0, MAX_LAYERS),
     "vocabulary": (2, limits.MAX_VOCABULARY),
     "window": (1, limits.MAX_PROMPT_TOKENS),
+    "nan_token": (0, limits.MAX_VOCABULARY - 1),
+    "nan_layer": (0, MAX_LAYERS - 1),
 }
 _TIMES = frozenset({"token_us", "wave_us", "copy_us"})
 _WITH_PROFILE = frozenset({"profile", "vocabulary", "speedup", "cache_thread"})
@@ -236,8 +245,11 @@ def choose(state: int, vocabulary: int, sampling: Sampling) -> int:
     """The first token: greedy, or drawn from softmax(logits / temperature) by the request's seed."""
     if sampling.temperature == 0.0:
         return _greedy(state, vocabulary)
-    scaled = logits(state, vocabulary).astype(np.float64) / sampling.temperature
-    weights = np.cumsum(np.exp(scaled - scaled.max()))
+    # Shifted by the maximum before the division: a tiny temperature must not overflow.
+    row = logits(state, vocabulary).astype(np.float64)
+    with np.errstate(over="ignore"):  # a token that cannot be drawn: exp(-inf)
+        scaled = (row - row.max()) / sampling.temperature
+    weights = np.cumsum(np.exp(scaled))
     draw = splitmix_one(state ^ splitmix_one(sampling.seed)) / 2**64
     return min(int(np.searchsorted(weights, draw * weights[-1], side="right")), vocabulary - 1)
 

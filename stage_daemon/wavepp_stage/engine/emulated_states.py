@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from wavepp_proto.terms import HoldKey
 from wavepp_stage.core.work import RowWork, StateWork
-from wavepp_stage.engine.emulated_cache import RowRefused
+from wavepp_stage.engine.emulated_cache import NON_FINITE, RowRefused
 from wavepp_stage.engine.emulated_model import Words, splitmix_one
 
 STATE_BYTES = 24
@@ -66,6 +66,14 @@ class CanaryStates:
         for position, slot in work.snapshots:
             self._put(slot, row, position, states, None)
 
+    def spoil(self, row: RowWork) -> None:
+        """The states that the row left are NaN."""
+        work = self._checked(row)
+        for slot in (work.working, *(slot for _, slot in work.snapshots)):
+            held = self._slots[slot]
+            assert held is not None, "the row has written it"
+            self._slots[slot] = replace(held, word=NON_FINITE)
+
     def _checked(self, row: RowWork) -> StateWork:
         work = row.state
         if work is None:
@@ -92,6 +100,8 @@ class CanaryStates:
         wanted = replace(held, position=row.start, tag=self._tag(row, row.start), owner=owner)
         if held != wanted:
             raise RowRefused(f"bad state in slot {slot}: {held}, not {wanted}")
+        if held.word == NON_FINITE:
+            raise RowRefused(f"slot {slot} holds a state that is not finite")
         return held.word ^ self._salt
 
     def _put(self, slot: int, row: RowWork, position: int, states: Words, owner: HoldKey | None) -> None:

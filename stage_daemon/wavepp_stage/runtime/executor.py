@@ -17,11 +17,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from wavepp_proto.errors import FormationEnded, LinkFault, RowVoided, StaleMessage, WaveppError
+from wavepp_proto.errors import FormationEnded, LinkFault, StaleMessage, WaveppError
 from wavepp_proto.terms import JoinPlan, RowFault, WaveCommand, WaveOrdinal
 from wavepp_stage.core.events import ExecutorStopped, PrepareWave, WaveDone, WavePrepared, WaveRetired, WaveWaits
 from wavepp_stage.core.work import WaveWork
-from wavepp_stage.engine.base import ActivationLink, Payload, StageEngine, WaveHeader, WaveOutcome
+from wavepp_stage.engine.base import ActivationLink, Payload, StageEngine, WaveHeader, WaveOutcome, row_voided
 from wavepp_stage.runtime.copier import Copier
 from wavepp_stage.runtime.core_shell import CoreShell
 from wavepp_stage.runtime.executor_jobs import BROKEN, ExecutorJobs, Job, closed, typed
@@ -283,7 +283,7 @@ class Executor:
             work = replace(work, rows=rows)
         outcome = self._engine.run(work, payload)
         faults = prepared.faults + tuple(
-            RowFault(index, RowVoided(cause, stage=current.plan.key.stage, row=index).info())
+            RowFault(index, row_voided(cause, current.plan.key.stage, index).info())
             for index, cause in sorted(outcome.faults.items())
         )
         for index in outcome.faults:

@@ -20,6 +20,7 @@ from torch.nn.attention.bias import causal_lower_right
 from transformers import AttentionInterface
 
 from wavepp_stage.engine.torch.batch import Span, WaveBatch
+from wavepp_stage.engine.torch.finiteness import Finiteness
 from wavepp_stage.engine.torch.paged_cache import PagedCache
 from wavepp_stage.engine.torch.recurrent_states import RecurrentStates
 
@@ -64,6 +65,7 @@ class WaveContext:
     cache: PagedCache
     mask: CausalMask
     states: RecurrentStates
+    finiteness: Finiteness
 
 
 def paged_attention(
@@ -82,6 +84,7 @@ def paged_attention(
     Returns [1, tokens, heads, d]. `attention_mask` is unused: causality follows from the spans."""
     layer: int = module.layer_idx  # type: ignore[assignment]
     cache = wave.cache
+    wave.finiteness.note(key, value)
     cache.write(layer, wave.batch.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
     out = torch.empty_like(query.transpose(1, 2), memory_format=torch.contiguous_format)
     for span in wave.batch.spans:

@@ -17,11 +17,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wavepp_proto.errors import EngineFault
-from wavepp_stage.engine.base import CopyLot, EngineFacts, EnginePlan, Payload, RowWork, WaveOutcome, WaveWork
+from wavepp_proto.errors import EngineFault, NonFinite
+from wavepp_proto.terms import Sampling
+from wavepp_stage.engine.base import (
+    CopyLot,
+    EngineFacts,
+    EnginePlan,
+    Payload,
+    RowWork,
+    WaveOutcome,
+    WaveWork,
+    not_finite,
+)
 from wavepp_stage.engine.torch.attention import WaveContext
 from wavepp_stage.engine.torch.batch import WaveBatch, check_wave, make_batch
 from wavepp_stage.engine.torch.device import claim, device_of, first_line
+from wavepp_stage.engine.torch.finiteness import Finiteness, Origin, origins, scrub
 from wavepp_stage.engine.torch.memory import StageMemory, allocate, check_fit, check_slots
 from wavepp_stage.engine.torch.model import Band, build_band, dtype_of, folder_of, load_config
 from wavepp_stage.engine.torch.paged_cache import PagedCache
@@ -160,15 +171,47 @@ class TorchEngine:
         batch = make_batch(wave, loaded.plan.block_tokens, self._device, recurrent=recurrent)
         if batch is None:
             return WaveOutcome(None if loaded.plan.is_last else self._zeros(wave.tokens))
+        finiteness = Finiteness()
+        context = WaveContext(batch, memory.cache, memory.mask, memory.states, finiteness)
+        hidden = loaded.band.run_layers(self._enter(loaded, wave, batch, payload), context)
+        finals = _final_rows(wave, batch) if loaded.plan.is_last else []
+        logits = self._logits(loaded, hidden, [last for last, _, _ in finals])
+        finiteness.note(hidden, logits)
+        faults: dict[int, str | NonFinite] = {}
+        if finiteness.doubtful():
+            bad_logits = {finals[line][1] for line in (~logits.isfinite().all(-1)).nonzero().flatten().tolist()}
+            faults |= self._not_finite(loaded, batch, self._enter(loaded, wave, batch, payload), hidden, bad_logits)
+            scrub(batch, memory.cache, memory.states, faults, hidden)
+        if not loaded.plan.is_last:
+            return WaveOutcome(self._spread(hidden, batch, wave.tokens), faults=faults)
+        sound = [line for line, (_, index, _) in enumerate(finals) if index not in faults]
+        if not sound:
+            return WaveOutcome(None, faults=faults)
+        chosen = logits if len(sound) == len(finals) else logits[sound]
+        return WaveOutcome(None, sample_rows(chosen, [finals[line][1:] for line in sound]), faults)
+
+    def _enter(self, loaded: _Loaded, wave: WaveWork, batch: WaveBatch, payload: Payload | None) -> Tensor:
+        """What enters the band's layers, [live tokens, hidden]."""
         if loaded.plan.is_first:
-            hidden = loaded.band.embed(self._token_ids(wave, loaded.vocabulary))
-        else:
-            hidden = self._check_payload(payload, wave.tokens)
-            hidden = hidden if batch.live is None else hidden.index_select(0, batch.live)
-        hidden = loaded.band.run_layers(hidden, WaveContext(batch, memory.cache, memory.mask, memory.states))
-        if loaded.plan.is_last:
-            return self._finish(loaded, wave, batch, hidden)
-        return WaveOutcome(self._spread(hidden, batch, wave.tokens))
+            return loaded.band.embed(self._token_ids(wave, loaded.vocabulary))
+        hidden = self._check_payload(payload, wave.tokens)
+        return hidden if batch.live is None else hidden.index_select(0, batch.live)
+
+    def _logits(self, loaded: _Loaded, hidden: Tensor, lasts: list[int]) -> Tensor:
+        """Of these batch rows, [n, vocabulary]; of none on a stage without a head."""
+        if not lasts:
+            return hidden.new_empty(0, loaded.vocabulary)
+        return loaded.band.logits(hidden.index_select(0, torch.tensor(lasts, device=self._device)))
+
+    def _not_finite(
+        self, loaded: _Loaded, batch: WaveBatch, entered: Tensor, hidden: Tensor, bad_logits: set[int]
+    ) -> dict[int, NonFinite]:
+        """Row index to error of the rows that computed NaN or infinity, if there are any."""
+        plan, memory = loaded.plan, loaded.memory
+        layers = range(plan.first_layer, plan.last_layer)
+        found = dict.fromkeys(sorted(bad_logits), Origin(None, "logits"))
+        found |= origins(batch, memory.cache, memory.states, layers, entered, hidden)
+        return {index: not_finite(plan, index, origin.what, origin.layer) for index, origin in sorted(found.items())}
 
     def _leave_device(self) -> None:
         """Wait for the wave: the report's compute time, the link and the copies count on it."""
@@ -204,15 +247,6 @@ class TorchEngine:
         if batch.live is None:
             return hidden
         return self._zeros(tokens).index_copy_(0, batch.live, hidden)
-
-    def _finish(self, loaded: _Loaded, wave: WaveWork, batch: WaveBatch, hidden: Tensor) -> WaveOutcome:
-        ends = [(span.end - 1, span.index, wave.rows[span.index].sampling) for span in batch.spans]
-        final = [(last, index, sampling) for last, index, sampling in ends if sampling is not None]
-        if not final:
-            return WaveOutcome(None)
-        lasts = torch.from_numpy(np.array([last for last, _, _ in final], np.int64)).to(self._device)
-        logits = loaded.band.logits(hidden.index_select(0, lasts))
-        return WaveOutcome(None, sample_rows(logits, [(index, sampling) for _, index, sampling in final]))
 
     # --- tiers -----------------------------------------------------------------------------------
 
@@ -252,6 +286,12 @@ class TorchEngine:
 def _same_memory(old: EnginePlan, new: EnginePlan) -> bool:
     """Only the budgets differ: weights and cached blocks stay valid."""
     return replace(old, wave_tokens=new.wave_tokens, lanes=new.lanes) == new
+
+
+def _final_rows(wave: WaveWork, batch: WaveBatch) -> list[tuple[int, int, Sampling]]:
+    """(last batch row, row index, sampling) of every row that ends its prompt here."""
+    ends = [(span.end - 1, span.index, wave.rows[span.index].sampling) for span in batch.spans]
+    return [(last, index, sampling) for last, index, sampling in ends if sampling is not None]
 
 
 def _row_tokens(index: int, row: RowWork) -> np.ndarray[tuple[int], np.dtype[np.int32]]:

@@ -45,7 +45,7 @@ class SlottedGatedDeltaNet(_Base):  # type: ignore[misc]
         rows = zip(wave.batch.spans, wave.batch.scans, torch.split_with_sizes(joined, lengths), strict=True)
         for span, scan, row in rows:
             tokens = slice(span.begin, span.end)
-            self._scan(wave.states, scan, row, [part[:, tokens] for part in parts], out[:, tokens])
+            self._scan(wave, scan, row, [part[:, tokens] for part in parts], out[:, tokens])
         normed = self.norm(out.flatten(0, 2), gate.reshape(-1, self.head_v_dim))
         projected: Tensor = self.out_proj(normed.view(1, len(inputs), -1))
         return projected
@@ -62,13 +62,14 @@ class SlottedGatedDeltaNet(_Base):  # type: ignore[misc]
         keys, values = (1, len(own[0]), -1, self.head_k_dim), (1, len(own[0]), -1, self.head_v_dim)
         return query.view(keys), key.view(keys), value.view(values)
 
-    def _scan(self, states: RecurrentStates, scan: Scan, row: Tensor, parts: list[Tensor], out: Tensor) -> None:
+    def _scan(self, wave: WaveContext, scan: Scan, row: Tensor, parts: list[Tensor], out: Tensor) -> None:
         """One row's delta rule over `parts` (query, key, value, decay, beta), each [1, length, heads, ...].
 
         `row` [window + length, channels] are the convolution's inputs; writes `out` [1, length, heads, value_dim]
         and the slots that the scan names."""
         rule = _implementation(torch_chunk_gated_delta_rule, out)
-        delta = states.load(self.layer_idx, scan.source)[1][None]
+        states, layer = wave.states, self.layer_idx
+        delta = states.load(layer, scan.source)[1][None]
         begin = 0
         for end, slots in scan.segments:
             query, key, value, decay, beta = (part[:, begin:end] for part in parts)
@@ -76,8 +77,10 @@ class SlottedGatedDeltaNet(_Base):  # type: ignore[misc]
                 query, key, value, g=decay, beta=beta, initial_state=delta, output_final_state=True,
                 use_qk_l2norm_in_kernel=True,
             )  # fmt: skip
+            window = row[end : end + states.window]
+            wave.finiteness.note(window, delta)
             for slot in slots:
-                states.store(self.layer_idx, slot, row[end : end + states.window], delta[0])
+                states.store(layer, slot, window, delta[0])
             begin = end
 
 

@@ -58,6 +58,16 @@ class PagedCache:
         self._keys[layer].flatten(0, 1).index_copy_(0, slots, keys)
         self._values[layer].flatten(0, 1).index_copy_(0, slots, values)
 
+    def rows(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """What lies in these slots: K, V [tokens, kv_heads, head_dim], copied."""
+        keys, values = self._keys[layer].flatten(0, 1), self._values[layer].flatten(0, 1)
+        return keys.index_select(0, slots), values.index_select(0, slots)
+
+    def clear(self, slots: Tensor) -> None:
+        """Zero these slots in every layer."""
+        for pool in self.pools:
+            pool.flatten(0, 1).index_fill_(0, slots, 0)
+
     def read(self, layer: int, table: BlockRun | Tensor, tokens: int) -> tuple[Tensor, Tensor]:
         """First `tokens` positions of the sequence whose blocks are `table`: K, V [tokens, kv_heads, head_dim].
 

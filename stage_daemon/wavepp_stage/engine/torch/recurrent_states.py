@@ -72,3 +72,9 @@ class RecurrentStates:
         """`inputs` [window, channels] and `delta` [heads, key_dim, value_dim] become the state of `slot`."""
         self._inputs[layer][slot].copy_(inputs)
         self._delta[layer][slot].copy_(delta)
+
+    def clear(self, slots: Sequence[int]) -> None:
+        """Zero these slots in every layer."""
+        for pool in (*self._inputs.values(), *self._delta.values()):
+            for slot in slots:
+                pool[slot].zero_()

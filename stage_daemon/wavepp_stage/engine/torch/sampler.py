@@ -17,7 +17,7 @@ _SEED_MASK = (1 << 63) - 1
 
 
 def sample_rows(logits: Tensor, rows: Sequence[tuple[int, Sampling]]) -> tuple[RowResult, ...]:
-    """`logits` float32 [n, vocabulary], one line for each (row index, sampling) in `rows`."""
+    """`logits` float32 [n, vocabulary], all finite, one line for each (row index, sampling) in `rows`."""
     greedy = logits.argmax(-1).tolist()
     return tuple(
         RowResult(
@@ -41,10 +41,10 @@ def _draw(logits: Tensor, sampling: Sampling) -> int:
 def _top(logits: Tensor, count: int) -> tuple[TokenLogprob, ...]:
     if count == 0:
         return ()
-    best = torch.log_softmax(logits, -1).topk(min(count, logits.shape[-1]))
-    return tuple(
-        TokenLogprob(token, value) for token, value in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    )
+    # In double: the distance of two finite logits may be infinite in float32, which is what the wire carries.
+    best = torch.log_softmax(logits.double(), -1).topk(min(count, logits.shape[-1]))
+    told = best.values.clamp_min(torch.finfo(torch.float32).min)
+    return tuple(TokenLogprob(token, value) for token, value in zip(best.indices.tolist(), told.tolist(), strict=True))
 
 
 def _pack(logits: Tensor) -> bytes:

@@ -25,6 +25,11 @@ class Scan:
     segments: tuple[tuple[int, tuple[int, ...]], ...]
     """(tokens of the chunk done, slots that the state is then stored in), ascending; the last one ends the chunk."""
 
+    @property
+    def written(self) -> tuple[int, ...]:
+        """Every slot that the row writes."""
+        return tuple(slot for _, slots in self.segments for slot in slots)
+
 
 def make_scan(row: RowWork, state: StateWork) -> Scan:
     stores: dict[int, tuple[int, ...]] = {}

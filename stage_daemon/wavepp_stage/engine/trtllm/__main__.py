@@ -17,7 +17,7 @@ def main() -> None:
     # Native code writes to descriptor 1 itself, and child processes inherit it: the answer has a descriptor of its own.
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answer:
         os.dup2(2, 1)
-        answer.write(json.dumps([asdict(finding) for finding in inspect_machine()]) + "\n")
+        answer.write(json.dumps([asdict(finding) for finding in inspect_machine()], allow_nan=False) + "\n")
 
 
 if __name__ == "__main__":

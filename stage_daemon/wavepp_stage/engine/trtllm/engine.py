@@ -8,14 +8,14 @@ load again, all together. One executor thread calls every method. Never executed
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from wavepp_proto.errors import EngineFault, FormationEnded
+from wavepp_proto.errors import EngineFault, FormationEnded, NonFinite
 from wavepp_proto.terms import RowResult
 from wavepp_stage.engine.base import (
     CopyLot,
@@ -26,7 +26,9 @@ from wavepp_stage.engine.base import (
     RowWork,
     WaveOutcome,
     WaveWork,
+    not_finite,
 )
+from wavepp_stage.engine.torch.finiteness import Finiteness
 from wavepp_stage.engine.torch.sampler import sample_rows
 from wavepp_stage.engine.trtllm import compat
 from wavepp_stage.engine.trtllm.contract import preflight
@@ -47,6 +49,11 @@ class _Live:
     first: int
     """Its first payload row."""
     request: compat.Request
+
+    @property
+    def rows(self) -> slice:
+        """Its payload rows."""
+        return slice(self.first, self.first + self.row.length)
 
 
 class TrtllmEngine:
@@ -131,22 +138,26 @@ class TrtllmEngine:
         _check_wave(wave, plan)
         own = sum(row.void << index for index, row in enumerate(wave.rows))
         void = loaded.meeting.void_anywhere(wave, own)
-        faults = {index: ELSEWHERE for index in range(len(wave.rows)) if (void & ~own) >> index & 1}
+        faults: dict[int, str | NonFinite] = {
+            index: ELSEWHERE for index in range(len(wave.rows)) if (void & ~own) >> index & 1
+        }
         source = None if plan.is_first else self._check_payload(loaded, payload, wave.tokens)
         live = _live_rows(loaded.desk, wave, void)
         with compat.on_stream(loaded.executor):
             target = None if plan.is_last else self.receive_buffer(wave.tokens).zero_()
-            results = self._forward(loaded, live, source, target) if live else ()
+            results, bad = self._forward(loaded, live, source, target) if live else ((), {})
             if self._device.type == "cuda":
                 # The report's compute time, a link on another stream and the next admission all need the work done.
                 torch.cuda.current_stream(self._device).synchronize()
         for entry in live:
             entry.request.move_to_next_context_chunk()
-        return WaveOutcome(target, results, faults)
+        return WaveOutcome(target, results, {**faults, **bad})
 
     def _forward(
         self, loaded: Loaded, live: list[_Live], source: Tensor | None, target: Tensor | None
-    ) -> tuple[RowResult, ...]:
+    ) -> tuple[tuple[RowResult, ...], dict[int, NonFinite]]:
+        """Results, and the rows that are not finite. No rank asks the others about those: behind an all-reduce every
+        rank has the same values."""
         batch = compat.make_batch([entry.request for entry in live])
         order = _batch_order(batch, live)
         loaded.port.begin(
@@ -154,7 +165,13 @@ class TrtllmEngine:
         )
         logits = compat.forward(loaded.executor, batch)
         loaded.port.end()
-        return _sample(loaded, logits, order) if loaded.plan.is_last else ()
+        # A vocabulary that was padded for tensor parallelism ends where the model's does.
+        lines = logits[:, : loaded.vocabulary] if loaded.plan.is_last else None
+        bad = _not_finite(loaded.plan, order, source, target, lines)
+        for entry in order:
+            if target is not None and entry.index in bad:
+                target[entry.rows] = 0
+        return (() if lines is None else _sample(lines, order, bad)), bad
 
     def _check_payload(self, loaded: Loaded, payload: Payload | None, tokens: int) -> Tensor:
         expected = (tokens, PARTS * loaded.hidden)
@@ -222,16 +239,40 @@ def _batch_order(batch: compat.Batch, live: list[_Live]) -> list[_Live]:
     return [by_request[request.py_request_id] for request in batch.context_requests]
 
 
-def _sample(loaded: Loaded, logits: Tensor, order: list[_Live]) -> tuple[RowResult, ...]:
-    """First tokens of the rows that end their prompts, from one line of logits for each row of the batch."""
+def _not_finite(
+    plan: EnginePlan, order: list[_Live], source: Tensor | None, target: Tensor | None, logits: Tensor | None
+) -> dict[int, NonFinite]:
+    """Rows with NaN or infinity in what came, what leaves, or their logits. The pages are TensorRT-LLM's own: no look
+    at what lies there, which is not committed where any of these is bad."""
+    finiteness = Finiteness()
+    finiteness.note(*(tensor for tensor in (source, target, logits) if tensor is not None))
+    if not finiteness.doubtful():
+        return {}
+    found: dict[int, NonFinite] = {}
+    for line, entry in enumerate(order):
+        parts = (
+            ("received activations", source, entry.rows),
+            ("activations", target, entry.rows),
+            ("logits", logits, slice(line, line + 1)),
+        )
+        for what, tensor, rows in parts:
+            if tensor is not None and entry.index not in found and not bool(tensor[rows].isfinite().all()):
+                found[entry.index] = not_finite(plan, entry.index, what)
+    return found
+
+
+def _sample(logits: Tensor, order: list[_Live], bad: Container[int]) -> tuple[RowResult, ...]:
+    """First tokens of the rows that end their prompts and are not `bad`, from one line of logits for each row of the
+    batch."""
     if logits.shape[0] != len(order):
         raise EngineFault("not one line of logits a row", field="logits", value=logits.shape[0], limit=len(order))
     final = [
-        (line, entry.index, entry.row.sampling) for line, entry in enumerate(order) if entry.row.sampling is not None
+        (line, entry.index, entry.row.sampling)
+        for line, entry in enumerate(order)
+        if entry.row.sampling is not None and entry.index not in bad
     ]
     if not final:
         return ()
     lines = torch.tensor([line for line, _, _ in final], device=logits.device)
-    # A vocabulary that was padded for tensor parallelism ends where the model's does.
-    chosen = logits.index_select(0, lines)[:, : loaded.vocabulary].float()
+    chosen = logits.index_select(0, lines).float()
     return sample_rows(chosen, [(index, sampling) for _, index, sampling in final])
