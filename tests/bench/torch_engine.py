@@ -5,7 +5,7 @@ turns within one run, so that a noisy machine disturbs both alike. Prints one JS
 second of each, their ratio, and where the stages' time goes. No control plane: waves are packed here,
 first come first served, with the product's ring of 2 P waves.
 
-    python -m tests.bench.torch_engine [--rounds 3] [--dtype float32] [--concurrency 4 16]
+    python -m tests.bench.torch_engine [--only-check] [--rounds 3] [--dtype float32] [--concurrency 4 16]
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from transformers import LlamaConfig
 
 from tests.bench.torch_workers import Split, run_plain, run_stage
 from tests.harness.tiny_models import save_random
+from tests.harness.torch_pipeline import Chunk, Pipeline
 from wavepp_proto.terms import Attempt, HoldKey, RequestId, Sampling, WaveOrdinal
 from wavepp_stage.engine.base import EnginePlan, RowWork
+from wavepp_stage.engine.torch.finiteness import Finiteness
 
 VOCABULARY, LAYERS = 8192, 8
 PROMPT, CHUNK, B = 2048, 512, 16
@@ -228,17 +230,49 @@ def breakdown(case: Case, stages: Stages) -> dict[str, Any]:
     return {"case": "90% shared" if case.shared else "cold", "concurrency": case.concurrency, "stages": shares}
 
 
+def cost_of_check(model: Path, dtype: str, waves: int = 30) -> dict[str, Any]:
+    """What looking for NaN and infinity costs a wave of CHUNK new tokens behind PROMPT - CHUNK others: one stage that
+    has the whole model, one thread, with and without the check in turns; medians of CPU time, which other work on the
+    machine disturbs least."""
+    pipeline = Pipeline(model, (0, LAYERS), block_tokens=B, pool_blocks=POOL, wave_tokens=CHUNK, dtype=dtype)
+    sequence = pipeline.sequence("bench", np.random.default_rng(1).integers(0, VOCABULARY, PROMPT).tolist())
+    while sequence.rest > CHUNK:
+        pipeline.run(Chunk(sequence, CHUNK))
+    wave = pipeline.work(0, [Chunk(sequence, CHUNK)])
+    spent: dict[str, list[float]] = {"with": [], "without": []}
+    note, doubtful = Finiteness.note, Finiteness.doubtful
+    for number in range(2 * waves + 4):
+        which = ("with", "without")[number % 2]
+        unchecked: Any = Finiteness
+        unchecked.note = note if which == "with" else lambda check, *tensors: None
+        unchecked.doubtful = doubtful if which == "with" else lambda check: False
+        began = time.thread_time()
+        pipeline.engines[0].run(wave, None)
+        if number >= 4:  # the first ones warm up
+            spent[which].append(time.thread_time() - began)
+    unchecked.note, unchecked.doubtful = note, doubtful
+    medians = {name: statistics.median(seconds) for name, seconds in spent.items()}
+    share = statistics.median(ours / theirs - 1 for ours, theirs in zip(*spent.values(), strict=True))
+    return {"waves": waves, "wave_ms": round(medians["with"] * 1e3, 2),
+            "wave_without_check_ms": round(medians["without"] * 1e3, 2), "check_share": round(share, 4)}  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[4, 16])
+    parser.add_argument("--only-check", action="store_true", help="measure the check for NaN alone")
     arguments = parser.parse_args()
     cases = [Case(shared, concurrency) for shared in (False, True) for concurrency in arguments.concurrency]
     exact = arguments.dtype == "float32"
     processes: list[Any] = []
     with tempfile.TemporaryDirectory() as folder:
         model = bench_model(Path(folder))
+        check = cost_of_check(model, arguments.dtype)
+        if arguments.only_check:
+            print(json.dumps({"dtype": arguments.dtype, "finiteness": check}, indent=2, allow_nan=False))
+            return
         plain = start(processes, run_plain, model, arguments.dtype, CHUNK, STAGES)
         plain.recv()
         stages = Stages(model, arguments.dtype)
@@ -250,8 +284,8 @@ def main() -> None:
         shares = [breakdown(case, profiled) for case in cases]
         profiled.close()
     report = {"dtype": arguments.dtype, "stages": STAGES, "chunk": CHUNK, "prompt": PROMPT, "reused": SHARED,
-              "results": results, "shares_of_wall": shares}  # fmt: skip
-    print(json.dumps(report, indent=2))
+              "results": results, "shares_of_wall": shares, "finiteness": check}  # fmt: skip
+    print(json.dumps(report, indent=2, allow_nan=False))
 
 
 if __name__ == "__main__":
