@@ -12,8 +12,8 @@ from os import PathLike
 from typing import Final, Self, TypedDict, TypeVar, Unpack
 
 from wavepp import _request
+from wavepp._discovery import choose
 from wavepp._many import in_completion_order
-from wavepp._paths import default_address
 from wavepp._prompt import pack
 from wavepp._retry import Retrier, RetryPolicy
 from wavepp._security import check_tls
@@ -64,15 +64,16 @@ class AsyncClient:
         tracing: Tracer | TraceSettings | None = None,
     ) -> None:
         """
-        `address`: host:port of the controller; None takes WAVEPP_CONTROLLER, else the cluster that `wavepp up` runs
-        here, else 127.0.0.1:7411. `tls`: PEM files, a CA at least; None = plain text.
+        `address`: host:port of the controller; None takes WAVEPP_CONTROLLER, else the only cluster that `wavepp up`
+        runs here (InvalidRequest if there are several), else 127.0.0.1:7411.
+        `tls`: PEM files, a CA at least; None = plain text.
         `tokenizer`: model folder, tokenizer.json or object for text prompts; None asks the controller for its folder.
         `deadline`: seconds a request may take unless it says otherwise.
         `grace`: seconds past its deadline until the client stops waiting for the controller to end a request.
         `tracing`: where spans go; None takes OpenTelemetry's environment variables, without which nothing is exported.
         A Tracer stays the caller's to close.
         """
-        self._address = address or default_address()
+        self._address = address or choose().address
         self._security = check_tls(tls or PLAIN_CLIENT)
         self._deadline = _request.check_seconds("deadline", deadline)
         self._grace = _request.check_seconds("grace", grace)

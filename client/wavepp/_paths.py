@@ -1,32 +1,59 @@
-"""Where this user's files lie (XDG): caches that can be made again, and state of running clusters."""
+"""Where this user's files lie (XDG), and whether they can be written: before the work, not after it."""
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import asdict, dataclass
+import pwd
+import time
+from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryFile, mkdtemp
 
 from wavepp_proto.errors import InvalidRequest
-
-DEFAULT_ADDRESS = "127.0.0.1:7411"
-"""Where `wavepp up` listens unless the port is taken."""
 
 
 def _base(variable: str, fallback: str) -> Path:
     value = os.environ.get(variable, "")
-    return Path(value) if value.startswith("/") else Path.home() / fallback
+    return Path(value) if value.startswith("/") else _home(variable) / fallback
+
+
+def _home(instead: str) -> Path:
+    """Raises InvalidRequest if this user has no home folder."""
+    value = os.environ.get("HOME", "")
+    if value.startswith("/"):
+        return Path(value)
+    try:
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError as error:
+        message = f"this user has no home folder: set HOME, or {instead}, to a folder that can be written to"
+        raise InvalidRequest(message, field="HOME", value=value) from error
 
 
 def cache_dir() -> Path:
-    """Converted models and the like; `wavepp doctor --clean` empties it."""
+    """Converted models and the like; `wavepp doctor --clean` empties it. Raises InvalidRequest if there is no home."""
     return _base("XDG_CACHE_HOME", ".cache") / "wavepp"
 
 
 def state_dir() -> Path:
-    """Logs and the address of the cluster that `wavepp up` runs."""
+    """Logs, and where the clusters are that `wavepp up` runs. Raises InvalidRequest if there is no home."""
     return _base("XDG_STATE_HOME", ".local/state") / "wavepp"
+
+
+def log_folder(kind: str, say: Callable[[str], None]) -> Path:
+    """A new folder for logs, named by `kind` and the time, under this user's state; where that cannot be written, under
+    the folder for temporary files, which `say` is told. Raises InvalidRequest if neither can be: logs are needed."""
+    try:
+        # two that start in one second must not share their logs
+        folder = state_dir() / "logs" / f"{kind}{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        make_writable("log_dir", folder)
+    except InvalidRequest as error:
+        try:
+            folder = Path(mkdtemp(prefix="wavepp-logs-"))
+        except OSError:
+            needed = "a folder for logs is needed: HOME, XDG_STATE_HOME or TMPDIR that can be written to, or --log-dir"
+            raise InvalidRequest(f"{error.message}; {needed}", field="log_dir") from None
+        say(f"{error.message}: logs go to {folder}")
+    return folder
 
 
 def make_writable(field: str, folder: Path) -> None:
@@ -63,46 +90,3 @@ def write_file(field: str, path: Path, text: str) -> None:
     except OSError as error:
         message = f"cannot write {path}: {error.strerror}"
         raise InvalidRequest(message, field=field, value=str(path)) from error
-
-
-@dataclass(frozen=True, slots=True)
-class RunningCluster:
-    address: str
-    pid: int
-
-
-def _running_file() -> Path:
-    return state_dir() / "running.json"
-
-
-def remember_cluster(address: str) -> None:
-    """Let other commands of this user find the controller without being told."""
-    path = _running_file()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(asdict(RunningCluster(address, os.getpid())), allow_nan=False))
-
-
-def forget_cluster() -> None:
-    """Undo `remember_cluster` if the file is still ours."""
-    found = running_cluster()
-    if found is not None and found.pid == os.getpid():
-        _running_file().unlink(missing_ok=True)
-
-
-def running_cluster() -> RunningCluster | None:
-    """The cluster that a living `wavepp up` of this user runs, if any."""
-    try:
-        found = RunningCluster(**json.loads(_running_file().read_text()))
-        os.kill(found.pid, 0)
-    except (OSError, ValueError, TypeError):
-        return None
-    return found
-
-
-def default_address() -> str:
-    """WAVEPP_CONTROLLER, else the cluster that runs here, else the default port."""
-    named = os.environ.get("WAVEPP_CONTROLLER", "")
-    if named:
-        return named
-    found = running_cluster()
-    return found.address if found is not None else DEFAULT_ADDRESS

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +23,7 @@ from wavepp.local_plan import LocalPlan
 from wavepp_proto import convert
 from wavepp_proto.errors import PipelineUnavailable, WaveppError
 from wavepp_proto.runtime.channels import ClientSecurity, open_channel
-from wavepp_proto.runtime.child import child_argv
+from wavepp_proto.runtime.child import child_argv, module_argv
 from wavepp_proto.runtime.closers import Closers
 from wavepp_proto.runtime.election import find_leader
 from wavepp_proto.runtime.etcd_client import EtcdOptions
@@ -80,7 +79,7 @@ class LocalCluster:
     async def start_controller(self, listen: str | None = None) -> Child:
         """Start (or start again) a controller, at the plan's address unless told another."""
         plan = self.plan
-        argv = ["wavepp_controller", *self._common(), "--listen", listen or plan.listen]
+        argv = [*self._common(), "--listen", listen or plan.listen]
         argv += ["--wave-tokens", str(plan.wave_tokens), "--silence-ms", str(plan.silence_ms)]
         argv += ["--snapshot-tokens", str(plan.snapshot_tokens)]
         for name in ("headroom_blocks", "share_tokens", "policy", "mode", "min_wave_tokens", "fills", "model_file"):
@@ -88,14 +87,14 @@ class LocalCluster:
             argv += [f"--{name.replace('_', '-')}", str(value)] if value is not None else []
         if plan.link:
             argv += ["--link", plan.link]
-        return await self._spawn("controller", argv)
+        return await self._spawn("controller", "wavepp_controller", argv)
 
     async def start_stage(
         self, stage: int, listen: str = "127.0.0.1:0", advertise: str | None = None, *, rank: int = 0
     ) -> Child:
         """Start (or start again) one stage daemon; `advertise` is where others reach it, if not at `listen`."""
         plan = self.plan
-        argv = ["wavepp_stage", *self._common(), "--listen", listen, "--pipeline", plan.pipeline]
+        argv = [*self._common(), "--listen", listen, "--pipeline", plan.pipeline]
         argv += ["--advertise", advertise] if advertise else []
         argv += ["--stage", str(stage), "--stages", str(plan.stages), "--model", plan.model, "--engine", plan.engine]
         argv += ["--rank", str(rank), "--ranks", str(plan.ranks)]
@@ -109,7 +108,7 @@ class LocalCluster:
             argv += ["--layers", plan.layers[stage]]
         if plan.threads is not None:
             argv += ["--threads", str(plan.threads)]
-        return await self._spawn(plan.name(stage, rank), argv, self._gpus.get((stage, rank)))
+        return await self._spawn(plan.name(stage, rank), "wavepp_stage", argv, self._gpus.get((stage, rank)))
 
     def _common(self) -> list[str]:
         plan, etcd = self.plan, self._etcd_options()
@@ -129,7 +128,10 @@ class LocalCluster:
             return self.etcd.options
         return EtcdOptions(tuple((plan.etcd or "").split(",")), plan.etcd_ca, plan.etcd_cert, plan.etcd_key)
 
-    async def _spawn(self, name: str, argv: list[str], gpu: str | None = None) -> Child:
+    def _command(self, module: str, argv: list[str]) -> list[str]:
+        return module_argv(module, argv)
+
+    async def _spawn(self, name: str, module: str, argv: list[str], gpu: str | None = None) -> Child:
         """`gpu`: the only one that the process sees; None leaves it all of them."""
         if not self.children:
             self._closers.push("processes", self._end_children)
@@ -137,7 +139,7 @@ class LocalCluster:
         with log.open("ab") as sink:
             start = sink.tell()
             process = await asyncio.create_subprocess_exec(
-                *child_argv([sys.executable, "-m", *argv]),
+                *child_argv(self._command(module, argv)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,

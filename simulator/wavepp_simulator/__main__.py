@@ -29,7 +29,7 @@ def run(
     from wavepp_simulator.script import ScriptError, play
 
     try:
-        typer.echo(play(scenario.read_text()))
+        typer.echo(play(scenario.read_text(encoding="utf-8")))
     except ScriptError as error:
         typer.echo(error.text)
         raise typer.Exit(1) from error

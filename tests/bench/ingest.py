@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tests.bench.digest_floor import messages_per_s
-from wavepp.local_cluster import Child, LocalCluster, LocalPlan
+from wavepp.local_cluster import LocalCluster, LocalPlan
 from wavepp_controller.core.config import ControllerConfig
 from wavepp_controller.core.index import ReuseIndex
 from wavepp_controller.runtime.controller import Controller
@@ -116,8 +116,8 @@ class Listened(LocalCluster):
                 self._check_children()
                 await asyncio.sleep(0.05)
 
-    async def _spawn(self, name: str, argv: list[str], gpu: str | None = None) -> Child:
-        return await super()._spawn(name, [MODULE, *argv[1:]], gpu)
+    def _command(self, module: str, argv: list[str]) -> list[str]:
+        return [sys.executable, "-m", MODULE, *argv]  # found in the checkout, the current folder
 
     @property
     def index(self) -> ReuseIndex:

@@ -156,6 +156,50 @@ def test_every_rank_has_its_process_and_its_track_and_is_started_again_when_it_d
     )
 
 
+ONE_STAGE = ("--model", QUICK, "--stages", "1", "--block-tokens", "16")
+
+
+def test_two_clusters_are_told_apart_and_the_older_is_found_when_the_newer_stops(tmp_path: Path) -> None:
+    with Up(tmp_path, *ONE_STAGE, *_listen()) as older:
+        first = older.serving()["controller"]
+        with Up(tmp_path, *ONE_STAGE, *_listen(), "--cluster", "second") as newer:
+            second = newer.serving()["controller"]
+            refused = wavepp(tmp_path, "prefill", "--tokens", "1,2,3")
+            assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (1, "", 1)
+            assert f"{first} (cluster default, " in refused.stderr
+            assert f"{second} (cluster second, " in refused.stderr
+            for named in ({"WAVEPP_CONTROLLER": second}, {}):
+                asked = ("status", "--json") + (() if named else ("--controller", second))
+                status = wavepp(tmp_path, *asked, environment=named)
+                assert (json_lines(status)[0]["cluster"], status.stderr) == ("second", "")
+            newer.signal(signal.SIGINT)
+            assert newer.ended() == 0, newer.said
+        status = wavepp(tmp_path, "status", "--json")
+        assert status.returncode == 0, status.stderr
+        assert json_lines(status)[0]["cluster"] == "default"
+        assert status.stderr == f"controller {first} (cluster default of `wavepp up` with pid {older.process.pid})\n"
+        older.process.kill()  # which leaves its note
+        older.ended()
+        assert "no `wavepp up` of this user runs here" in wavepp(tmp_path, "status", "--json").stderr
+        older.nothing_is_left()
+
+
+def test_up_serves_without_a_place_for_its_notes_and_says_what_is_lost(tmp_path: Path) -> None:
+    """A home that is read-only, or of a user who has none."""
+    poor = {"HOME": "/proc/nowhere", "XDG_STATE_HOME": "", "PYTHONIOENCODING": "ascii"}
+    with Up(tmp_path, *ONE_STAGE, *_listen(), environment=poor) as up:
+        address = up.serving()["controller"]
+        asked = ("prefill", "--tokens", "1,2,3", "--controller", address)
+        assert wavepp(tmp_path, *asked, environment=poor).returncode == 0
+        up.signal(signal.SIGINT)
+        assert up.ended() == 0, up.said
+        up.nothing_is_left()
+    lines = [line for line in up.said.splitlines() if line.startswith("cannot ")]
+    assert len(lines) == 2, up.said
+    assert f": logs go to {tmp_path}/tmp/wavepp-logs-" in lines[0]
+    assert lines[1].endswith(f": other commands need --controller {address}")
+
+
 def test_another_port_is_taken_when_the_default_one_has_a_holder(tmp_path: Path) -> None:
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):  # somebody else on this machine has it: just as good

@@ -49,13 +49,14 @@ def json_lines(finished: subprocess.CompletedProcess[str]) -> list[Any]:
 class Up:
     """`with Up(tmp_path, "--model", ...) as up`: a running `wavepp up`; its end is checked by the test."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, environment: dict[str, str] | None = None) -> None:
         self.folder = folder
         self._errors = folder / "up.err"
         with self._errors.open("wb") as sink:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "wavepp", "up", "--json", *arguments],
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=sink, text=True, env=home(folder),
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=sink, text=True,
+                env=home(folder) | (environment or {}),
             )  # fmt: skip
         self.seen: set[int] = set()
         """Every process it was ever seen to have."""

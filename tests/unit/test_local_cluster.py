@@ -22,7 +22,7 @@ async def started_with(plan: LocalPlan, folder: Path, monkeypatch: pytest.Monkey
     """Arguments of the controller."""
     told: list[str] = []
 
-    async def spawn(name: str, argv: list[str], **_: Any) -> None:
+    async def spawn(name: str, module: str, argv: list[str], **_: Any) -> None:
         told.extend(argv)
 
     local = LocalCluster(plan, folder)
@@ -52,7 +52,7 @@ async def test_only_the_last_lifes_words_are_told_when_a_process_ends_at_once(tm
     """Logs are added to: what an earlier cluster said there is not why this one does not start."""
     (tmp_path / "controller.log").write_text("error: what went wrong yesterday\n")
     local = LocalCluster(LocalPlan("emulated", "emulated"), tmp_path)
-    child = await local._spawn("controller", ["wavepp_controller", "--policy", "guess"])
+    child = await local._spawn("controller", "wavepp_controller", ["--policy", "guess"])
     await child.process.wait()
     assert "guess" in child.tail()
     assert "yesterday" not in child.tail()

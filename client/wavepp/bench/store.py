@@ -80,9 +80,10 @@ def _read(path: Path) -> Document | None:
 def _same(name: str, found: Document, settings: Document) -> None:
     differing = [key for key in settings if found.get(key) != settings[key]]
     if differing:
+        key = differing[0]
         raise InvalidRequest(
-            f"{name} was measured in this folder with another {differing[0]}: take another folder",
-            field="out", value=str(found.get(differing[0])), limit=str(settings[differing[0]]),
+            f"{name} was measured in this folder with another {key}: ask for the same, or take another folder (--out)",
+            field=key, value=str(settings[key]), limit=str(found.get(key)),
         )  # fmt: skip
 
 

@@ -22,15 +22,21 @@ Controller = Annotated[
     typer.Option(
         "--controller",
         envvar="WAVEPP_CONTROLLER",
-        help="host:port of the controller; by default the cluster that `wavepp up` runs here.",
+        help="host:port of the controller; by default the only cluster that `wavepp up` runs here.",
     ),
 ]
 
 
 def address_of(controller: str | None) -> str:
-    from wavepp._paths import default_address
+    """The controller named, else the one found here, which is said on stderr. Raises InvalidRequest if there are
+    several."""
+    from wavepp._discovery import choose
 
-    return controller or default_address()
+    if controller:
+        return controller
+    found = choose()
+    console().print(f"controller {found.address} ({found.why})", highlight=False, markup=False, soft_wrap=True)
+    return found.address
 
 
 def security(ca: Path | None, cert: Path | None, key: Path | None, server_name: str) -> ClientSecurity:

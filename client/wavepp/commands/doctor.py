@@ -41,9 +41,14 @@ def doctor(
 ) -> None:
     """Say what is installed, which etcd and which engines can run, and why not."""
     from wavepp._paths import cache_dir
+    from wavepp_proto.errors import InvalidRequest, describe
 
     if clean:
-        folder = cache_dir()
+        try:
+            folder = cache_dir()
+        except InvalidRequest as error:
+            typer.echo(describe(error), err=True)
+            raise typer.Exit(1) from None
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if folder.exists() else 0
         shutil.rmtree(folder, ignore_errors=True)
         typer.echo(f"removed {folder} ({size / 1e6:.0f} MB)")
@@ -126,12 +131,18 @@ def _inspect(engine: str) -> list[Finding]:
     own = {"emulated": _emulated_engine, "torch": _torch_engine}
     if engine in own:
         return [own[engine]()]
+    from wavepp_proto.runtime.child import module_argv
+
     if engine != "trtllm":
         raise typer.BadParameter(f"no such engine: {engine}; emulated, torch or trtllm")
-    command = [sys.executable, "-m", "wavepp_stage.engine.trtllm"]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=INSPECTION_S, check=False
+            module_argv("wavepp_stage.engine.trtllm"),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=INSPECTION_S,
+            check=False,
         )
         return [Finding(**finding) for finding in json.loads(done.stdout)]
     except subprocess.TimeoutExpired:
@@ -150,8 +161,12 @@ def _machine() -> Finding:
 
 def _cache() -> Finding:
     from wavepp._paths import cache_dir
+    from wavepp_proto.errors import InvalidRequest
 
-    folder = cache_dir()
+    try:
+        folder = cache_dir()
+    except InvalidRequest as error:
+        return Finding("cache", False, f"{error.message}; only the demo keeps models there")
     return Finding(
         "cache", True, f"{folder}{'' if folder.exists() else ' (empty)'}; `wavepp doctor --clean` removes it"
     )

@@ -196,7 +196,7 @@ def _read(path: Path) -> str:
     from wavepp_proto.errors import InvalidRequest
 
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"cannot read {path}: {error}", field="cells", value=str(path)) from error
 

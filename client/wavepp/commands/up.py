@@ -128,7 +128,7 @@ def up(
 ) -> None:
     """Run etcd, a controller and all stages on this machine; Ctrl-C stops everything."""
     from wavepp import profiles
-    from wavepp._paths import check_writable, state_dir
+    from wavepp._paths import check_writable, log_folder
     from wavepp.local_cluster import LocalPlan
     from wavepp_proto.errors import InvalidRequest, WaveppError, describe
     from wavepp_proto.runtime.process import run_process
@@ -163,7 +163,7 @@ def up(
     async def main(stop: asyncio.Event) -> None:
         from wavepp.local_cluster import LocalCluster
 
-        folder = log_dir or state_dir() / "logs" / time.strftime("%Y%m%d-%H%M%S")
+        folder = log_dir or log_folder("", lambda text: _tell(text, console()))
         async with AsyncExitStack() as stack:
             running = plan
             if trace_file is not None:
@@ -176,7 +176,7 @@ def up(
 
 
 async def _serve(local: LocalCluster, stop: asyncio.Event, as_json: bool) -> None:
-    from wavepp._paths import forget_cluster, remember_cluster
+    from wavepp._discovery import forget_cluster
 
     talk = console()
     started = time.monotonic()
@@ -187,7 +187,7 @@ async def _serve(local: LocalCluster, stop: asyncio.Event, as_json: bool) -> Non
         if not starting.done():
             return
         starting.result()
-        remember_cluster(local.address)
+        _remember(local, talk)
         if as_json:
             typer.echo(
                 json.dumps(
@@ -203,6 +203,21 @@ async def _serve(local: LocalCluster, stop: asyncio.Event, as_json: bool) -> Non
         for task in (starting, stopped):
             task.cancel()
         await asyncio.gather(starting, stopped, return_exceptions=True)
+
+
+def _remember(local: LocalCluster, talk: Console) -> None:
+    """Let other commands find this cluster by themselves: a convenience, without which it serves all the same."""
+    from wavepp._discovery import remember_cluster
+    from wavepp_proto.errors import InvalidRequest
+
+    try:
+        remember_cluster(local.address, local.plan.cluster, local.plan.model)
+    except InvalidRequest as error:
+        _tell(f"{error.message}: other commands need --controller {local.address}", talk)
+
+
+def _tell(text: str, talk: Console) -> None:
+    talk.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 class Restarts:
@@ -293,7 +308,7 @@ def _free_default() -> str:
     """The default address, or a free port if somebody has it (said on stderr)."""
     import socket
 
-    from wavepp._paths import DEFAULT_ADDRESS
+    from wavepp._discovery import DEFAULT_ADDRESS
 
     host, _, port = DEFAULT_ADDRESS.rpartition(":")
     try:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from wavepp_proto.runtime.command_line import run_app
+
 if TYPE_CHECKING:
     from wavepp.demo.screen import Screen
     from wavepp.demo.story import Options
@@ -83,7 +85,7 @@ async def _until(stop: asyncio.Event, options: Options, screen: Screen) -> bool 
 def main() -> None:
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(demo)
-    app()
+    run_app(app)
 
 
 if __name__ == "__main__":

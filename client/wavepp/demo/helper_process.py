@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from wavepp_proto.errors import EngineFault
-from wavepp_proto.runtime.child import child_argv
+from wavepp_proto.runtime.child import child_argv, module_argv
 
 LOG_TAIL_CHARS = 1500
 
@@ -24,7 +23,7 @@ async def run_module(
     """`python -m module arguments`; `say` gets every line of its output, `log` its errors.
 
     Raises EngineFault with the end of the log if it fails or takes longer than `timeout_s`."""
-    argv = child_argv([sys.executable, "-m", module, *arguments])
+    argv = child_argv(module_argv(module, arguments))
     with log.open("ab") as errors:
         process = await asyncio.create_subprocess_exec(
             *argv,
@@ -57,4 +56,4 @@ async def _hear(process: asyncio.subprocess.Process, say: Callable[[str], None])
 
 
 def _tail(log: Path) -> str:
-    return log.read_text(errors="replace")[-LOG_TAIL_CHARS:].strip()
+    return log.read_text(encoding="utf-8", errors="replace")[-LOG_TAIL_CHARS:].strip()

@@ -30,7 +30,8 @@ async def unsplit_logits(
         out = Path(scratch) / "logits.npy"
         order = Path(scratch) / "order.json"
         order.write_text(
-            json.dumps({"model": str(model), "dtype": dtype, "prompts": distinct, "out": str(out)}, allow_nan=False)
+            json.dumps({"model": str(model), "dtype": dtype, "prompts": distinct, "out": str(out)}, allow_nan=False),
+            encoding="utf-8",
         )
 
         def hear(line: str) -> None:

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from wavepp._paths import cache_dir
+from wavepp._paths import cache_dir, make_writable
 from wavepp.demo.helper_process import run_module
 from wavepp_proto.errors import InvalidRequest
 
@@ -66,7 +66,7 @@ async def ensure_model(say: Callable[[str], None], log_dir: Path) -> Path:
     if folder.exists():
         say(f"converting again: {fault}")
     say(f"converting {source.name} ({source.stat().st_size / 1e6:.0f} MB), once")
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_writable("XDG_CACHE_HOME", folder.parent)
     _remove_orphans(folder)
     partial = _sibling(folder, "partial")
     partial.mkdir()
@@ -84,7 +84,9 @@ async def ensure_model(say: Callable[[str], None], log_dir: Path) -> Path:
 def write_manifest(folder: Path) -> None:
     """Describe the finished files of `folder`; from then on it counts as complete."""
     files = {path.name: _facts(path) for path in sorted(folder.iterdir()) if path.is_file()}
-    (folder / MANIFEST).write_text(json.dumps({"recipe": RECIPE, "files": files}, indent=1, allow_nan=False) + "\n")
+    (folder / MANIFEST).write_text(
+        json.dumps({"recipe": RECIPE, "files": files}, indent=1, allow_nan=False) + "\n", encoding="utf-8"
+    )
 
 
 def damage(folder: Path) -> str | None:

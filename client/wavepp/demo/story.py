@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from wavepp import AsyncClient, TraceSettings
-from wavepp._paths import state_dir
+from wavepp._paths import log_folder
 from wavepp.demo import processes, report
 from wavepp.demo.asking import ask
 from wavepp.demo.pools import plan_pools
@@ -59,8 +58,7 @@ class Options:
 async def tell(options: Options, screen: Screen) -> bool:
     """Run the demo; whether everything it claims holds. Raises WaveppError if it could not be run."""
     _check_writable(options)
-    log_dir = state_dir() / "logs" / time.strftime("demo-%Y%m%d-%H%M%S")
-    log_dir.mkdir(parents=True, exist_ok=True)
+    log_dir = log_folder("demo-", screen.say)
     screen.say(f"logs in {log_dir}")
 
     with screen.phase("model"):
@@ -99,7 +97,7 @@ async def tell(options: Options, screen: Screen) -> bool:
     if options.json_file is not None:
         context = _context(options, model, running, timeline, screen)
         found = report.as_json(rows, report.Totals.of(rows, seconds), failed, context)
-        options.json_file.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n")
+        options.json_file.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     return not failed
 
 

@@ -50,6 +50,6 @@ def in_preset(model: str) -> str:
 def load(profile: str) -> Profile:
     """By name or path. Raises InvalidRequest naming what is wrong."""
     try:
-        return Profile.from_json(path_of(profile).read_text())
+        return Profile.from_json(path_of(profile).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"cannot read {profile}: {error}", field="profile", value=profile) from error

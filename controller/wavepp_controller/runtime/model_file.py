@@ -40,7 +40,7 @@ class ModelFile:
         try:
             if self._path.exists() and not self._path.is_file():
                 raise self._wrong(f"{self._path} is no file")
-            text = self._path.read_text()
+            text = self._path.read_text(encoding="utf-8")
         except FileNotFoundError:
             return {}
         except OSError as error:
@@ -82,7 +82,7 @@ class ModelFile:
             if left != beside and not _lives(left.suffix[1:]):  # a controller was killed while it wrote
                 left.unlink(missing_ok=True)
         try:
-            beside.write_text(text)
+            beside.write_text(text, encoding="utf-8")
             beside.replace(self._path)
         except OSError:
             beside.unlink(missing_ok=True)

@@ -29,6 +29,11 @@ def child_argv(argv: Sequence[str], death_signal: signal.Signals = signal.SIGKIL
     return [sys.executable, "-I", "-S", os.path.abspath(__file__), str(os.getpid()), str(int(death_signal)), *argv]
 
 
+def module_argv(module: str, arguments: Sequence[str] = ()) -> list[str]:
+    """`python -m module arguments` with this interpreter, to which files in the current folder are no modules."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
 def main(arguments: Sequence[str]) -> int:
     """Become the command. Returns an exit status only if that failed."""
     parent, death_signal, *argv = arguments

@@ -6,6 +6,7 @@ what a command refuses goes through `errors.describe`. The three `__main__` modu
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Any, NoReturn
@@ -20,6 +21,9 @@ _REFUSAL: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if 
 def run_app(app: typer.Typer, arguments: list[str] | None = None) -> NoReturn:
     """Run the command that `arguments` (by default the process's own) name, then exit."""
     given = sys.argv[1:] if arguments is None else arguments
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal or file of another encoding shows the rest as escapes
+            stream.reconfigure(errors="backslashreplace")
     try:
         status = typer.main.get_command(app).main(args=list(given), standalone_mode=False)
     except _REFUSAL as error:

@@ -98,7 +98,9 @@ def _from_wheel() -> Path | None:
 def _version(path: Path) -> tuple[int, int, int] | None:
     """What `etcd --version` says; None if it does not run or says nothing."""
     try:
-        told = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S)
+        told = subprocess.run(
+            [path, "--version"], capture_output=True, encoding="utf-8", errors="replace", timeout=_VERSION_TIMEOUT_S
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     found = re.search(r"etcd Version: (\d+)\.(\d+)\.(\d+)", told.stdout)

@@ -164,7 +164,7 @@ class EtcdServer:
             await store.close()
 
     def _log_tail(self) -> str:
-        return (self.folder / "etcd.log").read_text(errors="replace")[-_LOG_TAIL:].strip()
+        return (self.folder / "etcd.log").read_text(encoding="utf-8", errors="replace")[-_LOG_TAIL:].strip()
 
 
 def _arguments(folder: Path, client_port: int, peer_port: int, security: ServerSecurity) -> list[str]:

@@ -160,7 +160,7 @@ def etcd_store(
     password = ""
     if password_file is not None:
         try:
-            password = password_file.read_text().strip()
+            password = password_file.read_text(encoding="utf-8").strip()
         except OSError as error:
             raise InvalidRequest(
                 f"cannot read {password_file}: {error.strerror}", field="etcd_password_file", value=str(password_file)

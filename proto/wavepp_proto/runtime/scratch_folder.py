@@ -14,16 +14,24 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from wavepp_proto.errors import InvalidRequest
+
 _LOCK: Final = "owner.lock"
 
 
 class ScratchFolder:
-    """`path` is a new, private folder named `{kind}-*` under `base` (the system's temporary folder)."""
+    """`path` is a new, private folder named `{kind}-*` under `base` (the system's temporary folder).
+
+    Raises InvalidRequest if none can be made there."""
 
     def __init__(self, kind: str, base: Path | None = None) -> None:
-        base = base or Path(tempfile.gettempdir())
-        remove_abandoned(kind, base)
-        self.path = Path(tempfile.mkdtemp(prefix=f"{kind}-", dir=base))
+        try:
+            base = base or Path(tempfile.gettempdir())
+            remove_abandoned(kind, base)
+            self.path = Path(tempfile.mkdtemp(prefix=f"{kind}-", dir=base))
+        except OSError as error:
+            message = f"no folder for temporary files, which {kind} needs: {error.strerror}; set TMPDIR to one"
+            raise InvalidRequest(message, field="TMPDIR", value=str(base or os.environ.get("TMPDIR", ""))) from error
         # Locked before it has its name: nobody ever sees an unlocked file of a living owner.
         unnamed = self.path / f"{_LOCK}.new"
         self._descriptor = os.open(unnamed, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)

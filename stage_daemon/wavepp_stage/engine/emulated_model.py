@@ -137,7 +137,7 @@ def _with_profile(file: str, numbers: dict[str, Any]) -> Preset:
         if key not in _WITH_PROFILE:
             raise EngineFault(f"the profile says {key}: leave it out", field=key, value=str(numbers[key]))
     try:
-        profile = Profile.from_json(Path(file).read_text())
+        profile = Profile.from_json(Path(file).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         hint = "" if os.sep in file else f"; a stage wants a file: `wavepp profile path {file}` names a shipped one's"
         raise EngineFault(f"cannot read the profile {file!r}{hint}: {error}", field="profile", value=file) from error
