@@ -16,6 +16,8 @@ HARMLESS = 0.15
 """Share of seeds with faults that must cost no request."""
 RANKED = 0.2
 """Share of seeds whose stages have two ranks."""
+UNLIKE = 0.15
+"""Share of seeds with faults that may cost requests in which a stage has another dtype for a while."""
 SPAN_US = 600_000
 """Requests come and things break within this much virtual time."""
 CHECK_EVERY = 8
@@ -49,6 +51,8 @@ def draw(seed: int, requests: int) -> Plan:
         for _ in range(rng.randint(1, 4)):
             acts += _fault(rng, aside, options, requests, rng.choice(kinds))
         acts += _not_finite(Random(f"wavepp-nan-{seed}"), options, requests)
+        if kinds != _HARMLESS:
+            acts += _unlike(Random(f"wavepp-unlike-{seed}"), options)
     return plan_of(options, acts)
 
 
@@ -211,6 +215,16 @@ def _not_finite(rng: Random, options: dict[str, str], requests: int) -> list[Act
     place = _name(rng.randrange(_stages(options)), rng.randrange(_ranks(options)))
     names = sorted({f"r{rng.randrange(requests)}" for _ in range(rng.randint(1, 4))})
     return [Act(rng.choice((0, _moment(rng))), f"nan {name} stage {place}") for name in names]
+
+
+def _unlike(rng: Random, options: dict[str, str]) -> list[Act]:
+    """A stage comes back with another dtype than the others, and as it was some time later, in a few clusters."""
+    if rng.random() >= UNLIKE:
+        return []
+    place = _name(rng.randrange(_stages(options)), rng.randrange(_ranks(options)))
+    at = int(rng.random() * SPAN_US)
+    until = at + int(rng.choice((100_000, 2_000_000, 40_000_000)) * rng.random())
+    return [Act(at, f"restart stage {place} dtype=float16"), Act(until, f"restart stage {place}")]
 
 
 def _usurped(rng: Random, options: dict[str, str], at: int) -> list[Act]:

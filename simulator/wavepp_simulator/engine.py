@@ -22,6 +22,8 @@ from wavepp_stage.engine.emulated_cache import RowRefused
 from wavepp_stage.engine.emulated_model import Words
 
 VOCABULARY = 32_000
+DTYPE = "bfloat16"
+"""What stages say that they compute in, unless a mishap gives one another."""
 Payload = dict[int, Words]
 """(mix, state) of each token by row, shape [length, 2]; void rows are absent."""
 

@@ -81,8 +81,10 @@ def reform(world: World, words: list[str], options: dict[str, str]) -> None:
 
 def process(verb: str, world: World, words: list[str], options: dict[str, str]) -> None:
     """crash | restart | pause | resume | cut | drain, of stage N (its rank R: N.R) or of the controller; cut link N
-    (or N.R), to the next."""
+    (or N.R), to the next. `restart stage N dtype=float16`: with another dtype than the others."""
     match words:
+        case ["stage", place] if verb == "restart" and options:
+            mishaps.restart_stage(world, world.place_named(place), options["dtype"])
         case ["stage", place]:
             _STAGE[verb](world, world.place_named(place))
         case ["link", place] if verb == "cut":

@@ -12,6 +12,7 @@ from wavepp_controller.core.events import ReformAsked, StageShape
 from wavepp_proto import limits
 from wavepp_proto.hashing import HASH_BYTES
 from wavepp_proto.terms import Attempt, HoldKey, PipelineId, RequestId
+from wavepp_simulator.engine import DTYPE
 from wavepp_simulator.wire_faults import Strike
 from wavepp_stage.core.block_hashes import BlockHashes
 
@@ -25,13 +26,15 @@ def crash_stage(world: World, place: int) -> None:
     world.stages[place].process.kill()
 
 
-def restart_stage(world: World, place: int) -> None:
-    """A new incarnation at the same address, with an empty cache."""
+def restart_stage(world: World, place: int, dtype: str = DTYPE) -> None:
+    """A new incarnation at the same address, with an empty cache; `dtype` may be another than that of the others."""
     stage = world.stages[place]
     if stage.process.alive:
         crash_stage(world, place)
-    stage = world.stages[place] = world.new_stage(place)
-    _note(world, f"stage {_name(world, place)} starts as incarnation {stage.record.incarnation}")
+    stage = world.stages[place] = world.new_stage(place, dtype)
+    unlike = "" if dtype == DTYPE else f", computes in {dtype}"
+    world.unlike = world.unlike or bool(unlike)
+    _note(world, f"stage {_name(world, place)} starts as incarnation {stage.record.incarnation}{unlike}")
     world.registry.register(stage.record, stage.process)
 
 
@@ -191,7 +194,7 @@ def mend(world: World) -> None:
     world.network.heal_all()
     world.registry.start()
     for stage in list(world.stages):
-        if not stage.process.alive or stage.draining:
+        if not stage.process.alive or stage.draining or stage.record.numerics.dtype != DTYPE:
             restart_stage(world, stage.place)
         elif stage.process.paused:
             resume_stage(world, stage.place)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from wavepp_proto.terms import Fence, JoinPlan
 from wavepp_simulator.engine import Payload
+from wavepp_simulator.ledger import Violation
 from wavepp_simulator.network import Wire
 from wavepp_stage.engine.base import WaveHeader
 
@@ -52,6 +53,10 @@ class Neighbours:
             why = "activations of no present formation"
             sender._stage.process.after(back, lambda: sender.broke(fence, why))
             return
+        sent, own = sender._stage.record.numerics.dtype, stage.record.numerics.dtype
+        if sent != own:
+            where = f"stage {stage.name} wave {header.ordinal}"
+            raise Violation("I3", f"{where}: activations in {sent} are read as {own}")
         stage.executor.arrive(header, payload)
 
     def upstream_closed(self, fence: Fence) -> None:

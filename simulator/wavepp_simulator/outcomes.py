@@ -42,7 +42,8 @@ def check(world: World) -> None:
             continue
         reason, name = outcome.error.reason, str(outcome.request_id)
         voided = reason == "ROW_VOIDED" and (name in world.broken_rows or world.copies_failed)
-        if not (reason in ALWAYS or voided or (reason in AFTER_FAULTS and world.harmed)):
+        unlike = reason == "JOIN_REFUSED" and world.unlike
+        if not (reason in ALWAYS or voided or unlike or (reason in AFTER_FAULTS and world.harmed)):
             raise Violation("outcome", f"{name} failed {reason}: {outcome.error.message}")
     counters = world.controller.machine.status().counters
     repairs = {name: counters[name] for name in REPAIRS if counters.get(name)}

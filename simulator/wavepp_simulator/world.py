@@ -23,6 +23,7 @@ from wavepp_proto.terms import (
     LinkKind,
     MemberRecord,
     ModelFacts,
+    Numerics,
     PipelineId,
     Rank,
     StageIndex,
@@ -31,7 +32,7 @@ from wavepp_proto.terms import (
 from wavepp_simulator.agenda import Agenda
 from wavepp_simulator.clients import Clients
 from wavepp_simulator.controller import SimController
-from wavepp_simulator.engine import VOCABULARY
+from wavepp_simulator.engine import DTYPE, VOCABULARY
 from wavepp_simulator.executor import Costs
 from wavepp_simulator.ledger import Ledger, Violation, check_admitted, check_drained, check_sums
 from wavepp_simulator.network import Network
@@ -105,6 +106,8 @@ class World:
         self.harmed = False
         """A fault was made that may cost requests."""
         self.copies_failed = False
+        self.unlike = False
+        """A stage was given another dtype."""
         self.broken_rows: set[str] = set()
         """Requests that an engine was told to find wrong."""
         self.events = 0
@@ -188,7 +191,7 @@ class World:
                 return stage.place
         raise ValueError(f"no stage {name}")
 
-    def new_stage(self, place: int) -> SimStage:
+    def new_stage(self, place: int, dtype: str = DTYPE) -> SimStage:
         """A new process at a place; the caller registers it."""
         shape, stages = self.shape, self.shape.stages
         number, rank = divmod(place, shape.ranks)
@@ -226,6 +229,7 @@ class World:
             groups=groups,
             # as a daemon does: a reform may bring recurrent layers to any stage of a hybrid model
             state_slots=slots if model.recurrent_layers else 0,
+            numerics=Numerics(dtype=dtype),
         )
         return SimStage(self, record, shape.costs)
 

@@ -247,6 +247,13 @@ MUTANTS = (
         "    for frame in announces:\n        self._hear(frame)\n",
     ),
     Mutant(
+        "a stage of another dtype is taken",
+        f"{CONTROLLER}.members",
+        "_disagreement",
+        "if value == limit:",
+        'if value == limit or name == "dtype":',
+    ),
+    Mutant(
         "what rides is forgotten when streams are opened again",
         f"{SHELL}.link",
         "SimLink._connected",
