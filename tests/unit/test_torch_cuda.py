@@ -24,8 +24,9 @@ from wavepp_stage.engine.torch import device as device_module
 from wavepp_stage.engine.torch import engine as engine_module
 from wavepp_stage.engine.torch import memory
 from wavepp_stage.engine.torch.attention import CausalMask
+from wavepp_stage.engine.torch.facts import load_config
 from wavepp_stage.engine.torch.gloo_link import TorchLink
-from wavepp_stage.engine.torch.model import build_band, load_config
+from wavepp_stage.engine.torch.model import build_band
 from wavepp_stage.engine.torch.side_stream import SideStream
 
 B = 16

@@ -7,19 +7,24 @@ import shutil
 import struct
 import subprocess
 import sys
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from tests.harness import tiny_models
 from wavepp_proto import __version__
 from wavepp_proto.errors import EngineFault
 from wavepp_proto.terms import CacheGroup, Numerics
-from wavepp_stage.engine.torch.facts import fingerprint, model_facts
-from wavepp_stage.engine.torch.model import numerics
+from wavepp_stage.engine.base import EnginePlan
+from wavepp_stage.engine.torch.facts import load_config, model_facts, read_header
+from wavepp_stage.engine.torch.model import build_band, numerics
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +42,10 @@ def edit_config(folder: Path, **changes: Any) -> None:
     (folder / "config.json").write_text(json.dumps(config | changes, indent=7))
 
 
+def fingerprint(folder: Path) -> str:
+    return model_facts(str(folder)).fingerprint
+
+
 def test_facts_are_those_of_the_configuration(model: Path) -> None:
     facts = model_facts(str(model))
     assert (facts.layers, facts.vocabulary, facts.window) == (5, 512, 2048)
@@ -44,6 +53,7 @@ def test_facts_are_those_of_the_configuration(model: Path) -> None:
 
 
 HYBRID: dict[str, Any] = {"model_type": "qwen3_next", "num_hidden_layers": 8}
+QWEN2: dict[str, Any] = {"model_type": "qwen2"}
 LINEAR, FULL = "linear_attention", "full_attention"
 
 
@@ -57,6 +67,8 @@ LINEAR, FULL = "linear_attention", "full_attention"
         ({"sliding_window": 256}, ()),
         ({"model_type": "mistral", "sliding_window": 2048}, ()),
         ({"use_sliding_window": False, "sliding_window": 256}, ()),
+        ({"use_sliding_window": True, "sliding_window": 256}, ()),  # Llama's layers have no window
+        (QWEN2 | {"use_sliding_window": True, "sliding_window": 256, "max_window_layers": 5}, ()),
     ],
 )
 def test_recurrent_layers_are_those_of_the_configuration(
@@ -79,7 +91,8 @@ def test_recurrent_layers_are_those_of_the_configuration(
         (HYBRID | {"layer_types": [LINEAR, "chunked_attention"] * 4}, "layer_types"),
         (HYBRID | {"full_attention_interval": 0}, "full_attention_interval"),
         ({"model_type": "mistral", "sliding_window": 256}, "sliding_window"),
-        ({"use_sliding_window": True, "sliding_window": 256}, "sliding_window"),
+        ({"model_type": "mistral", "max_position_embeddings": 8192}, "sliding_window"),  # 4,096 unless told
+        (QWEN2 | {"use_sliding_window": True, "sliding_window": 256, "max_window_layers": 3}, "layer_types"),
     ],
 )
 def test_folder_is_refused_by_field_when_a_layer_is_of_another_kind(
@@ -100,6 +113,81 @@ def test_groups_of_a_band_follow_from_its_layers(model: Path) -> None:
 def test_fingerprint_is_equal_when_the_folder_is_a_copy(model: Path, copy: Path) -> None:
     edit_config(copy, _name_or_path="/somewhere/else", transformers_version="9.9")
     assert fingerprint(copy) == fingerprint(model)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"torch_dtype": "bfloat16", "dtype": None},
+        {"rope_theta": 10000, "rope_parameters": None},
+        {"rope_scaling": {"type": "default", "rope_theta": 1e4}, "rope_parameters": None},
+        {"head_dim": None},
+        {"attention_bias": None, "mlp_bias": None, "use_cache": None},
+        {"architectures": None, "initializer_range": 0.5, "some_null": None},
+    ],
+    ids=lambda change: ",".join(change),
+)
+def test_fingerprint_is_equal_when_one_configuration_is_spelt_otherwise(
+    model: Path, copy: Path, change: dict[str, Any]
+) -> None:
+    config = json.loads((copy / "config.json").read_text()) | change
+    (copy / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+    assert fingerprint(copy) == fingerprint(model)
+
+
+def test_window_is_stretched_when_yarn_tells_what_was_trained(copy: Path) -> None:
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+    edit_config(copy, rope_parameters=yarn | {"original_max_position_embeddings": 2048})
+    assert model_facts(str(copy)).window == 8192
+    edit_config(copy, rope_parameters=yarn | {"original_max_position_embeddings": 512})
+    assert model_facts(str(copy)).window == 2048
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"rope_parameters": {"rope_type": "ntk-magic", "rope_theta": 1e4}}, "rope_type"),
+        ({"rope_scaling": {"type": "ntk-magic", "factor": 2.0}, "rope_parameters": None}, "rope_type"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "model"),  # no factor
+        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": -1.0}}, "factor"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": "q"}}, "rope_theta"),
+        ({"num_attention_heads": 0}, "num_attention_heads"),
+        ({"num_hidden_layers": "5"}, "num_hidden_layers"),
+        ({"hidden_size": -64}, "hidden_size"),
+        ({"vocab_size": True}, "vocab_size"),
+        ({"model_type": ["llama"]}, "model_type"),
+    ],
+)
+def test_malformed_configuration_is_one_typed_error_when_a_daemon_starts(
+    copy: Path, change: dict[str, Any], field: str
+) -> None:
+    edit_config(copy, **change)
+    with pytest.raises(EngineFault) as caught:
+        model_facts(str(copy))
+    assert caught.value.fields["field"] == field, caught.value
+    assert "\n" not in str(caught.value)
+
+
+_VALUE = st.none() | st.booleans() | st.integers(-2, 5000) | st.floats(allow_nan=True) | st.text(max_size=4)
+_JSON = st.recursive(
+    _VALUE, lambda one: st.lists(one, max_size=3) | st.dictionaries(st.text(max_size=8), one), max_leaves=4
+)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_configuration_leads_to_an_untyped_error(copy: Path, data: st.DataObject) -> None:
+    whole = json.loads((copy / "config.json").read_text())
+    key = data.draw(st.sampled_from(sorted(whole)))
+    changed = copy.parent / "changed"
+    shutil.rmtree(changed, ignore_errors=True)
+    shutil.copytree(copy, changed)
+    edit_config(changed, **{key: data.draw(_JSON)})
+    with suppress(EngineFault):
+        model_facts(str(changed))
+        numerics(str(changed), "auto")
+        plan = EnginePlan(str(changed), 0, 1, 0, 1, block_tokens=16, pool_blocks=4, wave_tokens=64, lanes=4)
+        build_band(load_config(str(changed)), plan, torch.float32)
 
 
 def test_fingerprint_differs_when_the_configuration_does(model: Path, copy: Path) -> None:
@@ -137,6 +225,24 @@ def test_folder_is_refused_by_field_when_the_configuration_lacks_it(copy: Path, 
     with pytest.raises(EngineFault) as caught:
         model_facts(str(copy))
     assert caught.value.fields["field"] == field
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "model-00001-of-00003.safetensors"])
+def test_file_that_git_lfs_did_not_fetch_is_named(copy: Path, name: str) -> None:
+    target = copy / name
+    if not target.exists():
+        target = sorted(copy.glob("*.safetensors"))[0]
+    target.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n")
+    with pytest.raises(EngineFault, match=rf"{target.name} is a git-lfs pointer.*git lfs pull"):
+        model_facts(str(copy))
+
+
+def test_truncated_shard_is_named_with_the_first_tensor_it_lacks(copy: Path) -> None:
+    shard = sorted(copy.glob("*.safetensors"))[1]
+    last = max(read_header(shard), key=lambda tensor: tensor.end)
+    shard.write_bytes(shard.read_bytes()[:-4])
+    with pytest.raises(EngineFault, match=rf"{shard.name} is truncated: 1 of its \d+ tensors .* first {last.name}"):
+        model_facts(str(copy))
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"not json"])

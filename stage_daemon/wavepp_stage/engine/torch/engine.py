@@ -32,9 +32,10 @@ from wavepp_stage.engine.base import (
 from wavepp_stage.engine.torch.attention import WaveContext
 from wavepp_stage.engine.torch.batch import WaveBatch, check_wave, make_batch
 from wavepp_stage.engine.torch.device import claim, device_of, first_line
+from wavepp_stage.engine.torch.facts import load_config
 from wavepp_stage.engine.torch.finiteness import Finiteness, Origin, origins, scrub
 from wavepp_stage.engine.torch.memory import StageMemory, allocate, check_fit, check_slots
-from wavepp_stage.engine.torch.model import Band, build_band, dtype_of, folder_of, load_config
+from wavepp_stage.engine.torch.model import Band, build_band, dtype_of, folder_of
 from wavepp_stage.engine.torch.paged_cache import PagedCache
 from wavepp_stage.engine.torch.recurrent_states import RecurrentStates
 from wavepp_stage.engine.torch.rehearsal import rehearsal_wave

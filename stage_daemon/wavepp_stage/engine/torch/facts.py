@@ -1,32 +1,47 @@
-"""What a Hugging Face model folder says about itself, read without torch.
+"""What a Hugging Face model folder says about itself, read without loading a weight.
 
 Owns the fingerprint by which the stages of a pipeline recognise the same model, and the list of
-safetensors files of a folder. Reads configuration and file headers, never whole weights. Called by
-the daemon's start-up (membership record) and by `weights.py`.
+safetensors files and tensors of a folder. Reads configuration and file headers, never whole weights.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
+import os
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from wavepp_proto.errors import EngineFault
 from wavepp_proto.terms import ModelFacts
-from wavepp_stage.engine.torch.layer_kinds import recurrent_layers
+from wavepp_stage.engine.torch.layer_kinds import check_model_type, layer_kinds, recurrent_layers, refuse
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 CONFIG_NAME = "config.json"
 SINGLE_FILE = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100 * 1024 * 1024
 """The bound that the safetensors format itself sets on a header."""
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+"""How the file begins that git-lfs leaves where it did not fetch the content."""
 SAMPLE_BYTES = 64
 """Bytes hashed of each tensor: tells fine-tunes of one architecture apart without reading them whole."""
-_LOCAL_KEYS = frozenset({"_name_or_path", "transformers_version"})
-"""Configuration keys that say where or by what a folder was written, not what model it is."""
+_NOT_THE_MODEL = frozenset({
+    "architectures", "attention_dropout", "bos_token_id", "chunk_size_feed_forward", "dtype", "eos_token_id",
+    "id2label", "initializer_range", "is_encoder_decoder", "label2id", "output_attentions", "output_hidden_states",
+    "pad_token_id", "problem_type", "return_dict", "torch_dtype", "transformers_version", "use_cache",
+})  # fmt: skip
+"""Configuration keys that change no logit of one forward: where a folder comes from, training, generation. The dtype
+is compared by itself."""
+_SERVED_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
+_LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
+"""Rotary kinds whose angles depend on the longest position seen: cached keys would go stale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +59,7 @@ class TensorInfo:
 def read_config(folder: Path) -> dict[str, Any]:
     """The folder's config.json. Raises EngineFault when it is missing or not a JSON object."""
     try:
-        config = json.loads((folder / CONFIG_NAME).read_bytes())
+        config = json.loads(_without_pointer(folder / CONFIG_NAME))
     except (OSError, ValueError) as error:
         raise EngineFault(
             f"cannot read {CONFIG_NAME} of the model: {error}", field="model", value=str(folder)
@@ -54,29 +69,80 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def stored_tensors(folder: Path) -> dict[str, Path]:
+    """Every stored tensor by name, with the file that holds it: what transformers would load from this folder.
+
+    The single file comes before an index, which may be stale. Of a tensor that lies in several shards transformers
+    loads the last shard's, whatever the index says: where the two agree it is taken, else EngineFault names the
+    tensor and both files. Also raised for a file that is missing, truncated or a git-lfs pointer, and for a tensor
+    that the index promises and its shard lacks."""
+    if (folder / SINGLE_FILE).is_file():
+        return {tensor.name: folder / SINGLE_FILE for tensor in read_header(folder / SINGLE_FILE)}
+    mapped = _weight_map(folder)
+    found: dict[str, Path] = {}
+    for file in weight_files(folder):
+        names = {tensor.name for tensor in read_header(file)}
+        if absent := sorted(name for name, at in mapped.items() if at == file and name not in names):
+            raise EngineFault(
+                f"{file.name} lacks {len(absent)} tensors that {INDEX_NAME} places there, first {absent[0]}",
+                field="model", value=str(file),
+            )  # fmt: skip
+        found.update(dict.fromkeys(names, file))
+    for name, file in mapped.items():
+        if found[name] != file:
+            message = f"{name} lies in {file.name}, as {INDEX_NAME} says, and in {found[name].name}: remove one of them"
+            raise EngineFault(message, field="model", value=str(folder))
+    return found
+
+
 def weight_files(folder: Path) -> tuple[Path, ...]:
-    """The folder's safetensors files in name order: the index's shards, or the single file."""
-    index = folder / INDEX_NAME
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise EngineFault(f"{INDEX_NAME} has no weight_map: {error!r}", field="model", value=str(folder)) from error
-    else:
-        names = [SINGLE_FILE]
-    files = tuple(folder / Path(name).name for name in names)
+    """The folder's safetensors files in name order: the single file, or else the index's shards."""
+    files: tuple[Path, ...] = (folder / SINGLE_FILE,)
+    if not files[0].is_file():
+        files = tuple(sorted(set(_weight_map(folder).values()))) or files
     for file in files:
         if not file.is_file():
             raise EngineFault(f"the model folder has no {file.name}", field="model", value=str(folder))
     return files
 
 
+def _weight_map(folder: Path) -> dict[str, Path]:
+    """Tensor name to shard; empty without an index."""
+    index = folder / INDEX_NAME
+    if not index.is_file():
+        return {}
+    try:
+        mapped = dict(json.loads(_without_pointer(index))["weight_map"])
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise EngineFault(f"{INDEX_NAME} has no weight_map: {error!r}", field="model", value=str(folder)) from error
+    for tensor, name in mapped.items():
+        if not isinstance(name, str) or name != Path(name).name:
+            message = f"{INDEX_NAME} places {tensor} in {name!r}, which is no file of the folder"
+            raise EngineFault(message, field="weight_map", value=repr(name))
+    return {tensor: folder / name for tensor, name in mapped.items()}
+
+
+def _without_pointer(file: Path) -> bytes:
+    """A small file's content. Raises EngineFault if it is what git-lfs leaves where it did not fetch the file."""
+    content = file.read_bytes()
+    _refuse_pointer(file, content[: len(LFS_POINTER)])
+    return content
+
+
+def _refuse_pointer(file: Path, begin: bytes) -> None:
+    if begin == LFS_POINTER:
+        message = f"{file.name} is a git-lfs pointer, not the file itself: run git lfs pull in {file.parent}"
+        raise EngineFault(message, field="model", value=str(file))
+
+
 def _read_header(handle: BinaryIO, file: Path) -> tuple[int, tuple[TensorInfo, ...]]:
     """(offset of the data, tensors in offset order) of an open safetensors file."""
-    prefix = handle.read(8)
-    size = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+    begin = handle.read(len(LFS_POINTER))
+    _refuse_pointer(file, begin)
+    size = struct.unpack("<Q", begin[:8])[0] if len(begin) >= 8 else 0
     if not 0 < size <= MAX_HEADER_BYTES:
-        raise EngineFault("not a safetensors file", field="model", value=str(file))
+        raise EngineFault(f"{file.name} is not a safetensors file", field="model", value=str(file))
+    handle.seek(8)
     try:
         header = json.loads(handle.read(size))
         tensors = [
@@ -85,7 +151,15 @@ def _read_header(handle: BinaryIO, file: Path) -> tuple[int, tuple[TensorInfo, .
             if name != "__metadata__"
         ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise EngineFault(f"damaged safetensors header: {error!r}", field="model", value=str(file)) from error
+        message = f"{file.name} has a damaged safetensors header: {error!r}"
+        raise EngineFault(message, field="model", value=str(file)) from error
+    held = handle.seek(0, os.SEEK_END) - 8 - size
+    if beyond := [tensor.name for tensor in tensors if not 0 <= tensor.begin <= tensor.end <= held]:
+        raise EngineFault(
+            f"{file.name} is truncated: {len(beyond)} of its {len(tensors)} tensors lie beyond its {max(0, held)} bytes"
+            f" of data, first {beyond[0]}",
+            field="model", value=str(file),
+        )  # fmt: skip
     return 8 + size, tuple(sorted(tensors, key=lambda tensor: (tensor.begin, tensor.name)))
 
 
@@ -105,24 +179,109 @@ def _hash_tensors(digest: hashlib._Hash, file: Path) -> None:
             digest.update(handle.read(min(SAMPLE_BYTES, (tensor.end - tensor.begin + 1) // 2)))
 
 
-def fingerprint(folder: Path) -> str:
-    """SHA-256 over the canonical configuration and every tensor's name, type, shape, size and a sample.
+def load_config(path: str) -> PretrainedConfig:
+    """The folder's configuration as transformers reads it, defaults filled in and spellings made one.
 
-    Equal on all hosts that hold copies of one folder; costs headers and one small read per tensor.
+    Raises EngineFault naming the field that is malformed or not served."""
+    # What is wrong here is named by its field; transformers' own checks would name a class of theirs.
+    _check_served(read_config(Path(path).expanduser()))
+    try:
+        from transformers import AutoConfig
+    except ImportError as error:
+        message = "the torch engine needs transformers: pip install 'wavepp[torch]'"
+        raise EngineFault(message, field="transformers") from error
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            str(Path(path).expanduser()), local_files_only=True, trust_remote_code=False
+        )
+    # Whatever a configuration class trips over: it validates some fields and computes with the others.
+    except Exception as error:
+        message = f"{CONFIG_NAME} describes no model that transformers knows: {in_one_line(error)}"
+        raise EngineFault(message, field="model", value=path) from error
+    told = config.to_dict()
+    _check_served(told)
+    _check_rope(told)
+    if told.get("quantization_config") is not None:
+        raise refuse("quantization_config", told["quantization_config"], "weights must be plain tensors")
+    return config
+
+
+def _check_served(config: Mapping[str, Any]) -> None:
+    check_model_type(config)
+    for key in ("num_hidden_layers", "vocab_size", "max_position_embeddings", "hidden_size", "num_attention_heads"):
+        _positive(config, key)
+    layer_kinds(config)
+
+
+def in_one_line(error: BaseException) -> str:
+    """What an error of another library says: its kind matters (a KeyError says nothing but the key)."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+
+
+def _check_rope(config: Mapping[str, Any]) -> None:
+    rope = config.get("rope_parameters") or {}
+    kind = rope.get("rope_type", "default")
+    if kind in _LENGTH_DEPENDENT_ROPE:
+        raise refuse("rope_type", kind, "cached keys would depend on the longest prompt seen")
+    if kind not in _SERVED_ROPE:
+        raise refuse("rope_type", kind, f"it serves {', '.join(sorted(_SERVED_ROPE))}")
+    for key, value in rope.items():
+        if key in ("rope_theta", "factor", "original_max_position_embeddings") and not _is_over_zero(value):
+            raise refuse(key, value, "it must be a number over 0")
+
+
+def _is_over_zero(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def window_of(config: Mapping[str, Any]) -> int:
+    """Positions that the model serves. YaRN stretches the trained ones, of which configurations tell either the
+    number before or after (https://arxiv.org/abs/2309.00071); the larger of the two is served."""
+    told = _positive(config, "max_position_embeddings")
+    rope = config.get("rope_parameters") or {}
+    if rope.get("rope_type") != "yarn" or "original_max_position_embeddings" not in rope:
+        return told
+    return max(told, int(rope["original_max_position_embeddings"] * rope["factor"]))
+
+
+def fingerprint(folder: Path, config: Mapping[str, Any]) -> str:
+    """SHA-256 over what `config` says of the model and every tensor's name, type, shape, size and a sample.
+
+    Equal on all hosts that hold copies of one folder, however its configuration is spelt where `config` is
+    transformers' reading of it; costs headers and one small read per tensor.
     """
-    config = {key: value for key, value in read_config(folder).items() if key not in _LOCAL_KEYS}
-    digest = hashlib.sha256(b"wavepp-model-1\0")
-    digest.update(json.dumps(config, sort_keys=True, separators=(",", ":")).encode())
-    for file in weight_files(folder):
+    digest = hashlib.sha256(b"wavepp-model-2\0")
+    digest.update(json.dumps(_model_keys(config), sort_keys=True, separators=(",", ":")).encode())
+    for file in dict.fromkeys(stored_tensors(folder).values()):
         digest.update(b"\0file\0")
         _hash_tensors(digest, file)
     return digest.hexdigest()
 
 
-def _positive(config: dict[str, Any], key: str) -> int:
+def _model_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in config.items() if key not in _NOT_THE_MODEL and not key.startswith("_")}
+    rope = kept.get("rope_parameters")
+    if isinstance(rope, dict) and "rope_type" in rope:  # "type" is its older name, kept beside it
+        kept["rope_parameters"] = {key: value for key, value in rope.items() if key != "type"}
+    plain: dict[str, Any] = _one_spelling(kept)
+    return plain
+
+
+def _one_spelling(value: Any) -> Any:
+    """10000.0 is 10000, and a key without a value is no key."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {str(key): _one_spelling(one) for key, one in value.items() if one is not None}
+    if isinstance(value, list | tuple):
+        return [_one_spelling(one) for one in value]
+    return value if isinstance(value, bool | int | float | str) or value is None else str(value)
+
+
+def _positive(config: Mapping[str, Any], key: str) -> int:
     value = config.get(key)
-    if not isinstance(value, int) or value < 1:
-        raise EngineFault(f"{CONFIG_NAME} has no usable {key}", field=key, value=repr(value))
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise EngineFault(f"{CONFIG_NAME} has no usable {key}", field=key, value=repr(value), limit="an integer over 0")
     return value
 
 
@@ -131,14 +290,13 @@ def model_facts(path: str) -> ModelFacts:
 
     Raises EngineFault naming the field when the folder is not a usable model, or a layer is of a kind not served."""
     folder = Path(path).expanduser()
-    config = read_config(folder)
-    layers = _positive(config, "num_hidden_layers")
+    config = load_config(path).to_dict()
     return ModelFacts(
         name=path,
-        fingerprint=fingerprint(folder),
-        layers=layers,
-        vocabulary=_positive(config, "vocab_size"),
-        window=_positive(config, "max_position_embeddings"),
+        fingerprint=fingerprint(folder, config),
+        layers=config["num_hidden_layers"],
+        vocabulary=config["vocab_size"],
+        window=window_of(config),
         path=str(folder.resolve()),
         recurrent_layers=recurrent_layers(config),
     )

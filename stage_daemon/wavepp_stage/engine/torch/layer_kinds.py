@@ -21,21 +21,31 @@ _FULL_ATTENTION_INTERVAL = 4
 """What Qwen3-Next means where its configuration names neither layer types nor an interval."""
 
 
+_SLIDES_EVERYWHERE = frozenset({"mistral", "qwen3_moe"})
+"""Families whose layers all slide where a window is set; qwen2 and qwen3 name those that do, the others ignore it."""
+
+
 def refuse(field: str, value: object, why: str) -> EngineFault:
     return EngineFault(f"the torch engine does not serve {field} = {value}: {why}", field=field, value=str(value))
 
 
+def check_model_type(config: Mapping[str, Any]) -> str:
+    """The family. Raises EngineFault naming `model_type` for one that is not served."""
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in MODEL_TYPES:
+        raise refuse("model_type", model_type, f"it serves {', '.join(sorted(MODEL_TYPES))}")
+    return model_type
+
+
 def layer_kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """ATTENTION or RECURRENT per layer, in layer order.
+    """ATTENTION or RECURRENT per layer, in layer order; `config` is transformers' reading, defaults filled in.
 
     Raises EngineFault naming `model_type`, `layer_types` or `sliding_window` where a layer is of another kind."""
-    model_type = config.get("model_type")
-    if model_type not in MODEL_TYPES:
-        raise refuse("model_type", model_type, f"it serves {', '.join(sorted(MODEL_TYPES))}")
+    model_type = check_model_type(config)
     layers: int = config["num_hidden_layers"]
+    _check_window(config)
     kinds = config.get("layer_types")
     if kinds is None:
-        _check_window(config)
         return _default_kinds(config, layers)
     if not isinstance(kinds, list | tuple) or len(kinds) != layers:
         raise refuse("layer_types", kinds, f"it must name {layers} layers")
@@ -62,9 +72,8 @@ def _default_kinds(config: Mapping[str, Any], layers: int) -> tuple[str, ...]:
 
 
 def _check_window(config: Mapping[str, Any]) -> None:
-    """A model that names no layer types slides in every layer, or in none."""
-    window = config.get("sliding_window")
-    # The families that have the switch leave it off; Mistral has none and slides wherever a window is set.
-    used = config.get("use_sliding_window", config.get("model_type") == "mistral")
-    if used and window is not None and window < config.get("max_position_embeddings", 0):
+    window, positions = config.get("sliding_window"), config["max_position_embeddings"]
+    if config["model_type"] not in _SLIDES_EVERYWHERE or config.get("use_sliding_window") is False or window is None:
+        return
+    if not isinstance(window, int) or window < positions:
         raise refuse("sliding_window", window, "every layer must attend to the whole prefix")

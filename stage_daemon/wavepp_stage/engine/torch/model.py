@@ -14,39 +14,21 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from wavepp_proto import __version__
 from wavepp_proto.errors import EngineFault
 from wavepp_proto.terms import Numerics
 from wavepp_stage.engine.base import EnginePlan
 from wavepp_stage.engine.torch.attention import ATTENTION, WaveContext
-from wavepp_stage.engine.torch.layer_kinds import RECURRENT_MODEL_TYPES, layer_kinds, recurrent_layers, refuse
+from wavepp_stage.engine.torch.facts import in_one_line, load_config, stored_tensors
+from wavepp_stage.engine.torch.layer_kinds import RECURRENT_MODEL_TYPES, recurrent_layers
 from wavepp_stage.engine.torch.recurrent_states import NO_STATE, StateShape
 
-_LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
-"""Rotary kinds whose angles depend on the longest position seen: cached keys would go stale."""
+HEAD = "lm_head.weight"
+EMBEDDING = "model.embed_tokens.weight"
 # transformers builds a model under a process-wide default dtype, and a process may hold several engines.
 _BUILDING = threading.Lock()
-
-
-def load_config(path: str) -> PretrainedConfig:
-    """The folder's configuration, checked. Raises EngineFault naming the field that is not served."""
-    try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise EngineFault(f"cannot read the model's configuration: {error}", field="model", value=path) from error
-    _check_config(config)
-    return config
-
-
-def _check_config(config: PretrainedConfig) -> None:
-    layer_kinds(config.to_dict())
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope in _LENGTH_DEPENDENT_ROPE:
-        raise refuse("rope_type", rope, "cached keys would depend on the longest prompt seen")
-    if getattr(config, "quantization_config", None) is not None:
-        raise refuse("quantization_config", config.quantization_config, "weights must be plain tensors")
 
 
 class Band:
@@ -56,7 +38,7 @@ class Band:
     parameter names stay those of the model folder, and no layer is renumbered.
     """
 
-    def __init__(self, model: Any, plan: EnginePlan) -> None:
+    def __init__(self, model: Any, plan: EnginePlan, head_is_stored: bool) -> None:
         """`model` is a transformers ...ForCausalLM (its modules carry no usable types) on the meta device."""
         self.model = model
         self.plan = plan
@@ -70,13 +52,17 @@ class Band:
         for index in range(len(base.layers)):
             if index not in numbers:
                 base.layers[index] = nn.Identity()
-        self.tied = bool(plan.is_last and model.config.tie_word_embeddings)
+        self.shares_head = bool(model.config.tie_word_embeddings)
+        """The configuration says that head and embedding are one tensor."""
+        # Where the folder stores a head all the same, the head is what counts: transformers ties only equal ones.
+        self.tied = self.shares_head and plan.is_last and not head_is_stored
         if not plan.is_last:
             base.norm = nn.Identity()
             model.lm_head = nn.Identity()
         elif self.tied:
-            # One tensor: the head reads the embedding, whatever the folder stores beside it.
             model.lm_head.weight = base.embed_tokens.weight
+        elif self.shares_head:
+            model.lm_head.weight = nn.Parameter(torch.empty_like(base.embed_tokens.weight), requires_grad=False)
         if not plan.is_first and not self.tied:
             base.embed_tokens = nn.Identity()
 
@@ -119,14 +105,19 @@ class Band:
 
 
 def build_band(config: PretrainedConfig, plan: EnginePlan, dtype: torch.dtype) -> Band:
-    """The band's modules on the meta device: shapes and names, no memory."""
+    """The band's modules on the meta device: shapes and names, no memory. Reads which tensors the folder stores."""
     if not 0 <= plan.first_layer < plan.last_layer <= config.num_hidden_layers:
         raise EngineFault("band outside the model", field="band", value=f"[{plan.first_layer}, {plan.last_layer})",
                           limit=config.num_hidden_layers)  # fmt: skip
     factory: Any = AutoModelForCausalLM
     with _BUILDING, torch.device("meta"):
-        model = factory.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
-        band = Band(model, plan)
+        try:
+            model = factory.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
+        # Sizes that do not divide, an unknown activation: transformers raises what its arithmetic does.
+        except Exception as error:
+            message = f"transformers cannot build the model that its configuration describes: {in_one_line(error)}"
+            raise EngineFault(message, field="model", value=plan.model) from error
+        band = Band(model, plan, HEAD in stored_tensors(folder_of(plan)))
         for index in band.recurrent_layers:
             model.model.layers[index].linear_attn = _recurrent_mixer()(config, index).to(dtype)
     return band
@@ -144,10 +135,9 @@ def _recurrent_mixer() -> Any:
 
 def dtype_of(setting: str, config: PretrainedConfig) -> torch.dtype:
     """The dtype that `setting` means for this model."""
-    if setting == "auto":
-        dtype = config.dtype or torch.float32
-        return dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype))
     known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if setting == "auto":
+        setting = str(config.dtype or torch.float32).removeprefix("torch.")
     if setting not in known:
         raise EngineFault("unknown dtype", field="dtype", value=setting, limit="float32, bfloat16, float16, auto")
     return known[setting]

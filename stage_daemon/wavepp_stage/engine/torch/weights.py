@@ -21,8 +21,8 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
 from wavepp_proto.errors import EngineFault
-from wavepp_stage.engine.torch.facts import read_header, weight_files
-from wavepp_stage.engine.torch.model import Band
+from wavepp_stage.engine.torch.facts import stored_tensors
+from wavepp_stage.engine.torch.model import EMBEDDING, HEAD, Band
 
 Progress = Callable[[int, int], None]
 
@@ -43,14 +43,14 @@ def plan_reads(band: Band, folder: Path) -> list[Target]:
     parameters = band.model.state_dict()
     wanted = set(parameters)
     if band.tied:
-        wanted.discard("lm_head.weight")
-    stored = [(tensor.name, file) for file in weight_files(folder) for tensor in read_header(file)]
+        wanted.discard(HEAD)
+    stored = stored_tensors(folder)
     rules = get_model_conversion_mapping(band.model)
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
     converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
     by_pattern = {pattern: rule for rule in converters for pattern in rule.source_patterns}
     targets: dict[str, Target] = {}
-    for name, file in sorted(stored, key=lambda entry: dot_natural_key(entry[0])):
+    for name, file in sorted(stored.items(), key=lambda entry: dot_natural_key(entry[0])):
         if name in wanted:
             target, pattern = name, None
         else:
@@ -60,6 +60,9 @@ def plan_reads(band: Band, folder: Path) -> list[Target]:
             converter = None if pattern is None else by_pattern[pattern]
             entry = targets.setdefault(target, Target(target, converter))
             entry.sources.append((name, pattern or name, file))
+    if band.shares_head and EMBEDDING in wanted and EMBEDDING not in targets and HEAD in stored:
+        # Tying is symmetric: a folder may hold either of the two.
+        targets[EMBEDDING] = Target(EMBEDDING, sources=[(HEAD, HEAD, stored[HEAD])])
     return list(targets.values())
 
 

@@ -32,7 +32,7 @@ def model_facts(path: str) -> ModelFacts:
     sizes = [positive(config, key) for key in ("num_hidden_layers", "vocab_size", "max_position_embeddings")]
     return ModelFacts(
         name=path,
-        fingerprint=fingerprint(folder),
+        fingerprint=fingerprint(folder, config),
         layers=sizes[0],
         vocabulary=sizes[1],
         window=sizes[2],
