@@ -129,7 +129,8 @@ class SharedOptions(TypedDict, total=False):
     cache_salt: str
     """Separates tenants in the cache: reuse only among requests with the same salt."""
     adapter: str
-    """Name of the adapter the stages apply; empty for none."""
+    """Name of the adapter the stages apply; empty for none. Refused unless every engine of the pipeline applies
+    adapters: none of those that WavePP brings does."""
     sampling: Sampling
     """How the first token is chosen and what is reported beside it; greedy, nothing."""
 

@@ -6,6 +6,7 @@ on the CPU from float32 logits, so that one seed gives one token whatever the de
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import torch
@@ -13,7 +14,10 @@ from torch import Tensor
 
 from wavepp_proto.terms import RowResult, Sampling, TokenLogprob
 
-_SEED_MASK = (1 << 63) - 1
+_SEED_MASK = (1 << 64) - 1
+"""A seed of the wire has 64 bits."""
+_SEED_BITS = 32
+"""That torch's generator on a CPU looks at."""
 
 
 def sample_rows(logits: Tensor, rows: Sequence[tuple[int, Sampling]]) -> tuple[RowResult, ...]:
@@ -31,11 +35,19 @@ def sample_rows(logits: Tensor, rows: Sequence[tuple[int, Sampling]]) -> tuple[R
 
 
 def _draw(logits: Tensor, sampling: Sampling) -> int:
-    generator = torch.Generator().manual_seed(sampling.seed & _SEED_MASK)
+    generator = torch.Generator().manual_seed(_short_seed(sampling.seed))
     # Shifted by the maximum before the division: a tiny temperature must not overflow.
     shifted = logits.cpu().double() - logits.max().item()
     weights = torch.softmax(shifted / sampling.temperature, -1)
     return int(torch.multinomial(weights, 1, generator=generator))
+
+
+def _short_seed(seed: int) -> int:
+    """The seed itself where it fits; of a longer one every bit counts."""
+    seed &= _SEED_MASK
+    if seed >> _SEED_BITS == 0:
+        return seed
+    return int.from_bytes(hashlib.blake2b(seed.to_bytes(8, "little"), digest_size=_SEED_BITS // 8).digest(), "little")
 
 
 def _top(logits: Tensor, count: int) -> tuple[TokenLogprob, ...]:
