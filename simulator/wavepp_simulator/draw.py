@@ -50,6 +50,8 @@ def draw(seed: int, requests: int) -> Plan:
             acts.append(Act(0, f"slow s{place}>c/digest 300ms"))
         for _ in range(rng.randint(1, 4)):
             acts += _fault(rng, aside, options, requests, rng.choice(kinds))
+        if kinds is not _HARMLESS:
+            acts += _gap(Random(f"wavepp-gap-{seed}"), options)
         acts += _not_finite(Random(f"wavepp-nan-{seed}"), options, requests)
         if kinds != _HARMLESS:
             acts += _unlike(Random(f"wavepp-unlike-{seed}"), options)
@@ -206,6 +208,18 @@ def _fault(rng: Random, aside: Random, options: dict[str, str], requests: int, k
     if then:
         acts.append(Act(until, then.format(**words)))
     return acts
+
+
+def _gap(rng: Random, options: dict[str, str]) -> list[Act]:
+    """An activation between two stages is lost, repeated, overtaken or misnumbered, in a third of the plans."""
+    stages = _stages(options)
+    if stages == 1 or rng.random() > 1 / 3:
+        return []
+    stage, rank = rng.randrange(stages - 1), rng.randrange(_ranks(options))
+    place, following = _name(stage, rank), _name(stage + 1, rank)
+    what = rng.choice(("drop", "duplicate", "reorder", "misnumber"))
+    line = f"{what} s{place}>s{following} 1"
+    return [Act(_moment(rng), f"misnumber link {place} by={rng.choice((-1, 1, 2))}" if what == "misnumber" else line)]
 
 
 def _not_finite(rng: Random, options: dict[str, str], requests: int) -> list[Act]:

@@ -47,6 +47,8 @@ class Serving:
     queue: deque[WaveCommand] = field(default_factory=deque)
     prepared: dict[int, ev.WavePrepared] = field(default_factory=dict)
     arrived: dict[int, tuple[WaveHeader, Payload]] = field(default_factory=dict)
+    last_arrived: int = 0
+    """Ordinal of the payload that came last."""
     fault: ErrorInfo | None = None
     fault_reported: bool = False
     waits_since: int | None = None
@@ -107,8 +109,18 @@ class SimExecutor:
             self._wake()
 
     def arrive(self, header: WaveHeader, payload: Payload) -> None:
-        if self.serving is not None and self.serving.plan.fence.formation == header.formation:
-            self.serving.arrived[header.ordinal] = (header, payload)
+        """Raises LinkFault, and has the fault of the formation, for a payload that is not the next one."""
+        serving = self.serving
+        if serving is None or serving.plan.fence.formation != header.formation:
+            return
+        try:
+            header.check(serving.plan.key.stage, ordinal=serving.last_arrived + 1)
+            serving.last_arrived = header.ordinal
+            serving.arrived[header.ordinal] = (header, payload)
+        except LinkFault as error:
+            serving.fault = serving.fault or error.info()
+            raise
+        finally:
             self._wake()
 
     def lose_link(self, formation: int, reason: str) -> None:
@@ -180,7 +192,7 @@ class SimExecutor:
             void = self._stage.machine.void_bitmap(ordinal)
             if not serving.first:
                 header, payload = serving.arrived.pop(ordinal)
-                _check_header(header, work)
+                header.check(serving.plan.key.stage, chunks=work.chunks, tokens=work.tokens)
                 void |= header.void_bitmap
         except WaveppError as error:
             serving.fault = serving.fault or error.info()
@@ -225,8 +237,3 @@ class SimExecutor:
         except WaveppError as error:
             serving.fault = serving.fault or error.info()
             return []
-
-
-def _check_header(header: WaveHeader, work: WaveWork) -> None:
-    if (header.chunks, header.tokens) != (work.chunks, work.tokens):
-        raise LinkFault("a payload belongs to another wave", wave=work.ordinal)

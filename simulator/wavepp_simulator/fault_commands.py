@@ -43,6 +43,12 @@ def strike(kind: Strike, world: World, words: list[str], options: dict[str, str]
     mishaps.strike_wire(world, kind, wire, times, chance)
 
 
+def misnumber(world: World, words: list[str], options: dict[str, str]) -> None:
+    """misnumber link 0 by=1: the next activation of stage 0"""
+    _, place = words
+    mishaps.misnumber(world, world.place_named(place), int(options["by"]))
+
+
 def etcd(world: World, words: list[str], options: dict[str, str]) -> None:
     """etcd stops | etcd answers"""
     (what,) = words
@@ -121,6 +127,7 @@ FAULTS: dict[str, Command] = {
     "copies": copies,
     "etcd": etcd,
     "heal": heal,
+    "misnumber": misnumber,
     "nan": spoil_row,
     "orphan": orphan,
     "partition": partition,

@@ -83,12 +83,14 @@ def _notice(world: World, wire: str) -> None:
 
 
 def strike_wire(world: World, strike: Strike, wire: str, count: int = 0, chance: float = 0.0) -> None:
-    """Lose, repeat or swap the next `count` messages between the controller and a daemon, or each by chance."""
+    """Lose, repeat or swap the next `count` messages of a wire, or each by chance: between the controller and a
+    daemon, or activations from a stage to the next (`s0>s1`), where it costs the formation."""
     sides = wire.split("/")[0].split(">")
-    if sides[0] != "c" and sides[-1] != "c":
-        raise ValueError("only messages between the controller and a stage can be struck one by one")
+    between = "c" not in sides
+    if "etcd" in sides:
+        raise ValueError("no message to etcd can be struck")
     much = f"{count} messages" if count else f"{chance:.0%} of messages" if chance else "no more messages"
-    _note(world, f"{wire} will {strike.value} {much}", harmless=not chance and strike is not Strike.DROP)
+    _note(world, f"{wire} will {strike.value} {much}", harmless=not (chance or between or strike is Strike.DROP))
     world.network.faults.set(wire, strike, count, chance)
 
 
@@ -96,6 +98,12 @@ def cut_link(world: World, place: int) -> None:
     """The activation link from a stage to the next one breaks."""
     _note(world, f"the link from stage {_name(world, place)} to the next is cut")
     world.stages[place].neighbours.cut()
+
+
+def misnumber(world: World, place: int, by: int) -> None:
+    """The next activations of a stage carry a number that is `by` too high."""
+    _note(world, f"stage {_name(world, place)} will number a wave {by:+d}")
+    world.stages[place].neighbours.misnumber.append(by)
 
 
 def slow_wire(world: World, name: str, seconds: float) -> None:

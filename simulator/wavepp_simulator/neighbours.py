@@ -1,13 +1,16 @@
 """One stage's links to the stage before it and the stage behind it, for one formation at a time.
 
-Follows the activation links of `wavepp_stage.runtime`: payloads in order, nothing lost while the link lives;
-a link that breaks is a fault of its formation. Called by `stage` and `executor`.
+Follows the activation links of `wavepp_stage.runtime`: payloads in order, nothing lost while the link lives; a link
+that breaks, or on which a wave is missing or comes again, is a fault of its formation. Called by `stage` and
+`executor`.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from wavepp_proto.errors import LinkFault
 from wavepp_proto.terms import Fence, JoinPlan
 from wavepp_simulator.engine import Payload
 from wavepp_simulator.ledger import Violation
@@ -23,6 +26,10 @@ class Neighbours:
         self._stage = stage
         self._link: tuple[Fence, Wire, SimStage] | None = None
         """To the next stage, in the formation of this fence."""
+        self.misnumber: list[int] = []
+        """By how much the next payloads to the next stage are misnumbered, by a scenario's wish."""
+        self._heard: tuple[Fence, int] | None = None
+        """The link from the stage before, and the wave that came on it last: what `executor` must have noticed."""
 
     @property
     def following(self) -> SimStage | None:
@@ -43,21 +50,33 @@ class Neighbours:
     def send_on(self, header: WaveHeader, payload: Payload) -> None:
         if self._link is not None:
             fence, wire, following = self._link
-            wire.send(lambda: following.neighbours.activation(self, fence, header, payload))
+            sent = replace(header, ordinal=header.ordinal + (self.misnumber.pop(0) if self.misnumber else 0))
+            wire.send(lambda: following.neighbours.activation(self, fence, sent, payload), faulty=True)
 
     def activation(self, sender: Neighbours, fence: Fence, header: WaveHeader, payload: Payload) -> None:
         stage = self._stage
         ours = stage.machine.standing
         if stage.executor.serving is None or (ours.epoch, ours.formation) != (fence.epoch, fence.formation):
-            back = stage.world.network.delay(f"s{stage.name}>s{sender._stage.name}")
-            why = "activations of no present formation"
-            sender._stage.process.after(back, lambda: sender.broke(fence, why))
+            self._refuse(sender, fence, "activations of no present formation")
             return
         sent, own = sender._stage.record.numerics.dtype, stage.record.numerics.dtype
         if sent != own:
             where = f"stage {stage.name} wave {header.ordinal}"
             raise Violation("I3", f"{where}: activations in {sent} are read as {own}")
-        stage.executor.arrive(header, payload)
+        last = self._heard[1] if self._heard is not None and self._heard[0] == fence else 0
+        self._heard = (fence, header.ordinal)
+        try:
+            stage.executor.arrive(header, payload)
+        except LinkFault as error:
+            self._refuse(sender, fence, error.message)
+        if header.ordinal != last + 1 and stage.executor.serving.fault is None:
+            what = f"wave {header.ordinal} behind wave {last}"
+            raise Violation("link", f"stage {stage.name} takes {what} from stage {sender._stage.name}")
+
+    def _refuse(self, sender: Neighbours, fence: Fence, why: str) -> None:
+        """The sender hears that its payload was refused."""
+        back = self._stage.world.network.delay(f"s{self._stage.name}>s{sender._stage.name}")
+        sender._stage.process.after(back, lambda: sender.broke(fence, why))
 
     def upstream_closed(self, fence: Fence) -> None:
         serving = self._stage.executor.serving

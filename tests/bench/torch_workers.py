@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from wavepp_proto.errors import LinkFault
 from wavepp_proto.terms import Formation, LinkKind, WaveOrdinal
 from wavepp_stage.engine.base import EnginePlan, LinkPlan, RowWork, WaveHeader, WaveWork
 from wavepp_stage.engine.torch import attention
@@ -93,7 +94,7 @@ class Stage:
     def on_activation(self, header: WaveHeader, payload: Any) -> None:
         self._arrived.put((header, payload))
 
-    def on_link_lost(self, reason: str) -> None:
+    def on_link_lost(self, reason: str | LinkFault) -> None:
         raise RuntimeError(reason)
 
     def serve(self, profile: bool) -> None:

@@ -32,8 +32,8 @@ class End:
     def on_activation(self, header: WaveHeader, payload: torch.Tensor) -> None:
         self.arrived.put(payload)
 
-    def on_link_lost(self, reason: str) -> None:
-        self.lost.put(reason)
+    def on_link_lost(self, reason: str | LinkFault) -> None:
+        self.lost.put(str(reason))
 
 
 def _open(kind: LinkKind, store: str, formation: int, ends: list[End]) -> list[TorchLink]:

@@ -144,6 +144,20 @@ MUTANTS = (
         "void = self.waves.void_bitmap(event.ordinal)",
     ),
     Mutant(
+        "gap on a link not noticed",
+        f"{SHELL}.executor",
+        "SimExecutor.arrive",
+        "ordinal=serving.last_arrived + 1",
+        "ordinal=header.ordinal",
+    ),
+    Mutant(
+        "payload of another wave not refused",
+        "wavepp_stage.engine.base",
+        "WaveHeader.check",
+        "if got == want:",
+        "if True:",
+    ),
+    Mutant(
         "onboard not awaited",
         f"{STAGE}.block_cache",
         "BlockCache.materialise",

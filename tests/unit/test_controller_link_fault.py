@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.harness.fake_pipeline import FakePipeline, fault
 from tests.harness.flaky_pipeline import FlakyPipeline
 from wavepp_controller.core.events import EndFormation, ReopenStreams, ReportArrived, SendWave
@@ -16,9 +18,10 @@ def _running() -> FlakyPipeline:
     return pipeline
 
 
-def _report(pipeline: FakePipeline, stage: int, reason: str) -> None:
+def _report(pipeline: FakePipeline, stage: int, reason: str, **fields: str) -> None:
     daemon = pipeline.daemon(stage)
-    report = WaveReport(daemon.fence(1), False, 0, b"", StageTimes(), error=fault(reason))
+    cause = replace(fault(reason), fields=tuple(fields.items()))
+    report = WaveReport(daemon.fence(1), False, 0, b"", StageTimes(), error=cause)
     pipeline.post(ReportArrived(daemon.plan.key, report, pipeline.now))
 
 
@@ -76,3 +79,12 @@ def test_the_formation_ends_at_once_when_an_engine_failed() -> None:
     _report(pipeline, 0, "ENGINE_FAULT")
     assert pipeline.reason("a") == "FORMATION_ENDED"
     assert _fields(pipeline)["stage"] == "0"
+
+
+def test_the_formation_ends_at_once_when_a_payload_was_refused() -> None:
+    """Its sender lives: there is no dead neighbour to look for, whatever was reported of the link before."""
+    pipeline = _running()
+    _report(pipeline, 0, "LINK_FAULT")
+    assert pipeline.state("a") == "running"
+    _report(pipeline, 1, "LINK_FAULT", refused_stage="0")
+    assert (pipeline.reason("a"), _fields(pipeline)["stage"]) == ("FORMATION_ENDED", "1")

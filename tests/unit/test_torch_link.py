@@ -40,12 +40,12 @@ _formations = count(1)
 @dataclass
 class Listener:
     arrived: queue.Queue[tuple[WaveHeader, torch.Tensor]] = field(default_factory=queue.Queue)
-    lost: queue.Queue[str] = field(default_factory=queue.Queue)
+    lost: queue.Queue[str | LinkFault] = field(default_factory=queue.Queue)
 
     def on_activation(self, header: WaveHeader, payload: Any) -> None:
         self.arrived.put((header, payload))
 
-    def on_link_lost(self, reason: str) -> None:
+    def on_link_lost(self, reason: str | LinkFault) -> None:
         self.lost.put(reason)
 
 
@@ -166,15 +166,40 @@ def test_send_returns_at_once_when_nobody_expects_the_wave(ring: Any) -> None:
         assert torch.equal(last.listener.arrived.get(timeout=WAIT_S)[1], payload_of(ordinal, 4000))
 
 
-@pytest.mark.parametrize("change", [{"formation": 999}, {"tokens": 4}, {"hidden": 16}])
+@pytest.mark.parametrize("change", [{"formation": 999}, {"tokens": 4}, {"hidden": 16}, {"ordinal": 1}])
 def test_link_is_lost_and_nothing_arrives_when_header_differs(ring: Any, change: Any) -> None:
     first, last = ring(2)
     header = replace(header_of(first, 0, 3), **change)
     last.link.expect(WaveOrdinal(0), 3)
     first.link.send(header, payload_of(0, 3))
-    reason = last.listener.lost.get(timeout=WAIT_S)
-    assert "header (formation, wave, tokens, hidden, bytes)" in reason
+    (name, value) = next(iter(change.items()))
+    assert refused(last) == {
+        "field": name, "value": str(value), "limit": str(getattr(header_of(first, 0, 3), name)), "stage": "1",
+        "refused_stage": "0",
+    }  # fmt: skip
     assert last.listener.arrived.empty()
+
+
+@pytest.mark.parametrize(("sent", "got", "want"), [([0, 1, 1], 1, 2), ([0, 2], 2, 1), ([1], 1, 0)],
+                         ids=["repeated", "one is missing", "the first is missing"])  # fmt: skip
+def test_link_is_lost_at_once_when_a_wave_is_missing_or_comes_again(
+    ring: Any, sent: list[int], got: int, want: int
+) -> None:
+    """Not when the expected wave is late: no receive waits for one wave alone."""
+    first, last = ring(2)
+    for ordinal in range(len(sent)):
+        last.link.expect(WaveOrdinal(ordinal), 3)
+    for ordinal in sent:
+        first.link.send(header_of(first, ordinal, 3), payload_of(ordinal, 3))
+    fields = refused(last)
+    assert (fields["field"], fields["value"], fields["limit"]) == ("ordinal", str(got), str(want))
+    assert last.listener.arrived.qsize() == len(sent) - 1
+
+
+def refused(rank: Rank) -> dict[str, str]:
+    fault = rank.listener.lost.get(timeout=WAIT_S)
+    assert isinstance(fault, LinkFault)
+    return fault.fields
 
 
 def test_link_is_lost_when_payload_is_larger_than_the_wave(ring: Any) -> None:
@@ -182,22 +207,22 @@ def test_link_is_lost_when_payload_is_larger_than_the_wave(ring: Any) -> None:
     first, last = ring(2)
     last.link.expect(WaveOrdinal(0), 3)
     first.link.send(header_of(first, 0, 3), payload_of(0, 300))
-    assert "bytes" in last.listener.lost.get(timeout=WAIT_S)
+    assert refused(last)["field"] == "payload_bytes"
 
 
 def test_link_is_lost_on_both_edges_when_the_middle_stage_closes(ring: Any) -> None:
     first, middle, last = ring(3)
     last.link.expect(WaveOrdinal(0), 2)
     middle.link.close()
-    assert "stage 2 cannot receive" in last.listener.lost.get(timeout=WAIT_S)
+    assert "stage 2 cannot receive" in str(last.listener.lost.get(timeout=WAIT_S))
     first.link.send(header_of(first, 0, 2), payload_of(0, 2))
-    assert "stage 0 cannot send" in first.listener.lost.get(timeout=WAIT_S)
+    assert "stage 0 cannot send" in str(first.listener.lost.get(timeout=WAIT_S))
 
 
 def test_link_is_lost_when_a_wave_is_late(ring: Any) -> None:
     _, last = ring(2, wave_timeout_s=0.2)
     last.link.expect(WaveOrdinal(0), 2)
-    assert "Timed out" in last.listener.lost.get(timeout=WAIT_S)
+    assert "Timed out" in str(last.listener.lost.get(timeout=WAIT_S))
 
 
 def test_close_abandons_the_thread_and_tells_nobody_when_blocked(ring: Any) -> None:
@@ -300,7 +325,7 @@ def test_link_is_lost_when_the_peer_process_is_killed(peer: tuple[subprocess.Pop
     child, rank = peer
     rank.link.expect(WaveOrdinal(0), 2)
     child.kill()
-    assert "stage 1 cannot receive" in rank.listener.lost.get(timeout=WAIT_S)
+    assert "stage 1 cannot receive" in str(rank.listener.lost.get(timeout=WAIT_S))
 
 
 def test_close_does_not_wait_when_the_peer_process_is_stopped(peer: tuple[subprocess.Popen[str], Rank]) -> None:

@@ -227,8 +227,12 @@ class Hearing:
         """A fault ends the formation: at once, or after a look for the dead neighbour behind it."""
         formation, error = self._pipeline.forming.present, causes.failed_report(event.key, event.report)
         cause = event.report.error
-        # ranks compute together: what kills one of them breaks the wave of the others
-        if formation is None or cause is None or not (cause.reason == LinkFault.reason or formation.ranks > 1):
+        # A payload that was refused came from a neighbour that lives. Ranks compute together: what kills one of them
+        # breaks the wave of the others.
+        refused = cause is not None and "refused_stage" in dict(cause.fields)
+        ranked = formation is not None and formation.ranks > 1
+        looks = cause is not None and not refused and (ranked or cause.reason == LinkFault.reason)
+        if formation is None or not looks:
             self._pipeline.end_formation(error, event.now)
         elif formation.symptom is None:
             formation.symptom, formation.symptom_until = error, event.now + LINK_GRACE_S

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
-from wavepp_proto.errors import NonFinite, RowVoided
+from wavepp_proto.errors import LinkFault, NonFinite, RowVoided
 from wavepp_proto.terms import CacheGroup, LinkKind, RowResult, WaveOrdinal
 from wavepp_stage.core.work import BlockTable, CopyDirection, CopyLot, RowWork, StateWork, WaveWork
 
@@ -233,16 +233,38 @@ class WaveHeader:
 
     @classmethod
     def unpack(cls, data: bytes) -> WaveHeader:
+        """Raises LinkFault when `data` is no header."""
+        if len(data) != HEADER_BYTES:
+            raise LinkFault("a payload's header has another size", field="header", value=len(data), limit=HEADER_BYTES)
         formation, ordinal, chunks, tokens, hidden, size, void = HEADER.unpack(data)
         return cls(formation, ordinal, chunks, tokens, hidden, size, int.from_bytes(void, "little"))
+
+    def check(self, stage: int, **expected: int | bytes) -> None:
+        """LinkFault, naming both stages, unless every field named here is what `stage` expects of the one before it.
+
+        Links keep their order and lose nothing while they live: another wave is a gap or a repetition, and what was
+        left out never comes."""
+        for name, want in expected.items():
+            got = getattr(self, name)
+            if got == want:
+                continue
+            shown = [value.hex() if isinstance(value, bytes) else str(value) for value in (got, want)]
+            why = f"wave {shown[1]}" if name == "ordinal" else f"{name} {shown[1]}, not {shown[0]},"
+            raise LinkFault(
+                f"stage {stage} refused wave {self.ordinal} of stage {stage - 1}: {why} was expected",
+                field=name, value=shown[0], limit=shown[1], stage=stage, refused_stage=stage - 1,
+            )  # fmt: skip
 
 
 class LinkListener(Protocol):
     """The executor's side of a link; called from the link's own thread, never blocking it."""
 
-    def on_activation(self, header: WaveHeader, payload: Payload) -> None: ...
+    def on_activation(self, header: WaveHeader, payload: Payload) -> None:
+        """Raises LinkFault for a payload that is not the next one: the link is lost, and tells the other side if it
+        can."""
 
-    def on_link_lost(self, reason: str) -> None: ...
+    def on_link_lost(self, reason: str | LinkFault) -> None:
+        """The link carries no further wave. A LinkFault names what was refused, by whom."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from functools import partial
 from typing import TypeVar
 
 from wavepp_proto.errors import FormationEnded, LinkFault, StaleMessage, WaveppError
+from wavepp_proto.runtime.logs import get_log
 from wavepp_proto.terms import JoinPlan, RowFault, WaveCommand, WaveOrdinal
 from wavepp_stage.core.events import ExecutorStopped, PrepareWave, WaveDone, WavePrepared, WaveRetired, WaveWaits
 from wavepp_stage.core.work import WaveWork
@@ -29,6 +30,7 @@ from wavepp_stage.runtime.formation_listener import FormationListener, check_hea
 from wavepp_stage.runtime.running_formation import POSTED_RECEIVES, Report, RunningFormation, Stopwatch
 
 T = TypeVar("T")
+log = get_log("wavepp.stage.executor")
 
 COPIER_CLOSE_S = 5.0
 """Longest wait for a copy under way before the engine is closed under it."""
@@ -153,15 +155,28 @@ class Executor:
         with self._condition:
             current = self._formation
             if current is not None and current.plan.fence.formation == formation:
+                self._check_order(current, header)
                 current.arrived[header.ordinal] = (header, payload)
                 current.came[header.ordinal] = time.monotonic()
                 self._condition.notify()
 
-    def lose_link(self, formation: int, reason: str) -> None:
+    def _check_order(self, current: RunningFormation, header: WaveHeader) -> None:
+        """LinkFault, also of the formation, unless it is the next wave of the link; the condition is held."""
+        try:
+            header.check(current.plan.key.stage, ordinal=current.last_arrived + 1)
+        except LinkFault as error:
+            current.fault = current.fault or error.info()
+            self._condition.notify()
+            raise
+        current.last_arrived = header.ordinal
+
+    def lose_link(self, formation: int, reason: str | LinkFault) -> None:
         with self._condition:
             current = self._formation
             if current is not None and current.plan.fence.formation == formation and current.fault is None:
-                current.fault = LinkFault(reason, stage=current.plan.key.stage, formation=formation).info()
+                if isinstance(reason, str):
+                    reason = LinkFault(reason, stage=current.plan.key.stage, formation=formation)
+                current.fault = reason.info()
                 self._condition.notify()
 
     # --- the thread -------------------------------------------------------------------------------
@@ -276,7 +291,7 @@ class Executor:
         void = self._core.read(lambda machine: machine.void_bitmap(work.ordinal))
         if not current.first:
             header, payload = current.arrived.pop(work.ordinal)
-            check_header(header, work)
+            check_header(header, work, current.plan.key.stage)
             void |= header.void_bitmap
         if void:
             rows = tuple(replace(row, void=bool(void >> index & 1)) for index, row in enumerate(work.rows))
@@ -316,6 +331,9 @@ class Executor:
         now = time.time_ns()
         times = self._watch.take(0.0)
         formation = current.plan.fence.formation
+        if current.fault is not None:
+            said = {**dict(current.fault.fields), "reason": current.fault.reason, "error": current.fault.message}
+            log.warning("formation failed", **{**said, "formation": formation, "stage": current.plan.key.stage})
         self._report(Report(formation, ordinal, work, None, times, started_ns or now, now, current.fault))
 
     def _finish_formation(self, formation: RunningFormation, done: Future[None]) -> None:

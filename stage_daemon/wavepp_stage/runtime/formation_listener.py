@@ -18,7 +18,7 @@ class Receiver(Protocol):
 
     def arrive(self, formation: int, header: WaveHeader, payload: Payload) -> None: ...
 
-    def lose_link(self, formation: int, reason: str) -> None: ...
+    def lose_link(self, formation: int, reason: str | LinkFault) -> None: ...
 
 
 class FormationListener:
@@ -31,7 +31,7 @@ class FormationListener:
     def on_activation(self, header: WaveHeader, payload: Payload) -> None:
         self._receiver.arrive(self._formation, header, payload)
 
-    def on_link_lost(self, reason: str) -> None:
+    def on_link_lost(self, reason: str | LinkFault) -> None:
         self._receiver.lose_link(self._formation, reason)
 
 
@@ -40,9 +40,6 @@ def wave_header(work: WaveWork, void: int, hidden: int) -> WaveHeader:
     return WaveHeader(work.formation, work.ordinal, work.chunks, work.tokens, hidden, 0, void)
 
 
-def check_header(header: WaveHeader, work: WaveWork) -> None:
-    """Raise LinkFault unless the payload belongs to this wave, with these rows."""
-    got = (header.formation, header.ordinal, header.chunks, header.tokens)
-    want = (work.formation, work.ordinal, work.chunks, work.tokens)
-    if got != want:
-        raise LinkFault("a payload belongs to another wave", field="header", value=str(got), limit=str(want))
+def check_header(header: WaveHeader, work: WaveWork, stage: int) -> None:
+    """Raise LinkFault unless the payload belongs to this wave of `stage`, with these rows."""
+    header.check(stage, formation=work.formation, ordinal=work.ordinal, chunks=work.chunks, tokens=work.tokens)

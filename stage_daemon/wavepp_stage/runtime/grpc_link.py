@@ -20,12 +20,14 @@ from wavepp_proto import convert, limits
 from wavepp_proto.errors import LinkFault, MessageTooLarge, StaleMessage, WaveppError
 from wavepp_proto.runtime.channels import ClientSecurity, open_channel
 from wavepp_proto.runtime.context import Context
+from wavepp_proto.runtime.logs import get_log
 from wavepp_proto.runtime.streams import write_all
 from wavepp_proto.terms import Epoch, Fence, Formation, Incarnation, WaveOrdinal
 from wavepp_proto.v1 import execution_pb2 as pb
 from wavepp_proto.v1 import execution_pb2_grpc
 from wavepp_stage.engine.base import LinkListener, LinkPlan, Payload, WaveHeader
 
+log = get_log("wavepp.stage.link")
 MAX_PENDING_WAVES = 256
 """Sent, not yet on the wire: the ring bounds it far lower, this bounds a broken peer."""
 HELD_APART_S = 1e-6
@@ -119,9 +121,10 @@ class GrpcLink:
     async def _send_all(self) -> None:
         try:
             await self._carry()
-            reason = "the next stage closed the link"
+            reason: str | LinkFault = "the next stage closed the link"
         except grpc.aio.AioRpcError as error:
-            reason = str(convert.error_from_rpc(error))
+            told = convert.error_from_rpc(error)
+            reason = told if isinstance(told, LinkFault) else str(told)
         except (grpc.aio.UsageError, asyncio.InvalidStateError):
             reason = "the channel to the next stage was closed"
         if not self.closed:
@@ -196,12 +199,13 @@ class LinkHub(execution_pb2_grpc.StageLinkServicer):
                 assembly = _extend(assembly, frame)
                 if frame.last:
                     last = assembly.header.ordinal
-                    _deliver(link, assembly)
+                    _deliver(link, assembly, frame.fence.ordinal)
                     assembly = None
             return pb.CarryResponse(last_wave=last)
         except WaveppError as error:
+            log.warning("activations refused", **{**error.fields, "reason": error.reason, "error": error.message})
             if link is not None:
-                link.listener.on_link_lost(error.message)
+                link.listener.on_link_lost(error if isinstance(error, LinkFault) else error.message)
             await convert.abort(context, error)
         finally:
             if link is not None and not link.closed:
@@ -238,10 +242,15 @@ def _extend(assembly: _Assembly | None, frame: pb.ActivationFrame) -> _Assembly:
     return assembly
 
 
-def _deliver(link: GrpcLink, assembly: _Assembly) -> None:
+def _deliver(link: GrpcLink, assembly: _Assembly, ordinal: int) -> None:
+    """`ordinal` is the fence's. Raises LinkFault for what is not the next payload of this link."""
     header = assembly.header
+    header.check(link.plan.stage, formation=link.plan.formation, ordinal=ordinal)
     if assembly.size != header.payload_bytes:
         raise LinkFault("a payload is shorter than its header says", field="payload", value=assembly.size)
-    payload = link.decode(b"".join(assembly.pieces), header.tokens)
+    try:
+        payload = link.decode(b"".join(assembly.pieces), header.tokens)
+    except ValueError as error:
+        raise LinkFault(str(error), field="payload", value=assembly.size, wave=header.ordinal) from error
     link.expected.pop(WaveOrdinal(header.ordinal), None)
     link.listener.on_activation(header, payload)

@@ -50,6 +50,8 @@ class RunningFormation:
     """Waves not run yet, in ordinal order."""
     prepared: dict[int, WavePrepared] = field(default_factory=dict)
     arrived: dict[int, tuple[WaveHeader, Payload]] = field(default_factory=dict)
+    last_arrived: int = 0
+    """Ordinal of the payload that came last: a link keeps the order of waves, and leaves none out."""
     posted: int = 0
     """Waves at the head of the queue whose receive is posted or complete."""
     waits_since: int | None = None

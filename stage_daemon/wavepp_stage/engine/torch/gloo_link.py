@@ -35,7 +35,8 @@ __all__ = ["MAX_ABANDONED", "TorchLink", "abandoned_threads", "open_store"]
 
 MAX_ABANDONED = 64
 """Abandoned threads of this process above which no new link opens."""
-_TAG_MASK = (1 << 30) - 1
+HEADER_TAG, PAYLOAD_TAG = 0, 1
+"""The same for every wave: a receive that waited for one wave's own tag would not see that another one came."""
 _closed_threads: list[threading.Thread] = []
 _closed_lock = threading.Lock()
 
@@ -116,11 +117,14 @@ class TorchLink:
         while (item := queue.get()) is not None and not self._ended:
             try:
                 job(item)
+            except LinkFault as error:
+                self._lose(error)
+                return
             except Exception as error:  # whatever it is, this edge can carry no further wave
                 self._lose(f"stage {self._plan.stage} cannot {name}: {first_line(error)}")
                 return
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, reason: str | LinkFault) -> None:
         with self._lock:
             first, self._ended = not self._ended, True
         if first:
@@ -131,13 +135,13 @@ class TorchLink:
         transport, previous = self._in_use(), self._plan.stage - 1
         with side.on():
             raw = torch.empty(HEADER_BYTES, dtype=torch.uint8, device=transport.device)
-            transport.recv(raw, previous, _tag(ordinal, 0))
+            transport.recv(raw, previous, HEADER_TAG)
             header = WaveHeader.unpack(raw.cpu().numpy().tobytes())
             payload = self._engine.receive_buffer(tokens)
             # Before the payload: gloo aborts the PROCESS when more bytes arrive than a buffer holds.
             self._check(header, ordinal, payload)
             landing = payload if payload.device == transport.device else side.landing(payload)
-            transport.recv(landing, previous, _tag(ordinal, 1))
+            transport.recv(landing, previous, PAYLOAD_TAG)
         if landing is not payload:
             side.move(landing, payload)
         if not self._ended:
@@ -146,12 +150,11 @@ class TorchLink:
     def _send(self, side: SideStream, item: tuple[WaveHeader, Tensor]) -> None:
         header, payload = item
         transport, following = self._in_use(), self._plan.stage + 1
-        ordinal = WaveOrdinal(header.ordinal)
         with side.on():
             raw = torch.frombuffer(bytearray(header.pack()), dtype=torch.uint8)
-            transport.send(raw.to(transport.device), following, _tag(ordinal, 0))
+            transport.send(raw.to(transport.device), following, HEADER_TAG)
             moved = payload if payload.device == transport.device else side.to_host(payload)
-            transport.send(moved.contiguous(), following, _tag(ordinal, 1))
+            transport.send(moved.contiguous(), following, PAYLOAD_TAG)
 
     def _in_use(self) -> Transport:
         transport = self._transport
@@ -160,13 +163,8 @@ class TorchLink:
         return transport
 
     def _check(self, header: WaveHeader, ordinal: WaveOrdinal, buffer: Tensor) -> None:
-        found = (header.formation, header.ordinal, header.tokens, header.hidden, header.payload_bytes)
-        wanted = (self._plan.formation, ordinal, *buffer.shape, buffer.nbytes)
-        if found != wanted:
-            raise LinkFault(f"header (formation, wave, tokens, hidden, bytes) {found} instead of {wanted}",
-                            field="header", value=str(found), limit=str(wanted))  # fmt: skip
-
-
-def _tag(ordinal: WaveOrdinal, part: int) -> int:
-    """Header (0) and payload (1) of a wave; a tag is a 31-bit number and repeats after 2^30 waves."""
-    return (ordinal & _TAG_MASK) * 2 + part
+        tokens, hidden = buffer.shape
+        header.check(
+            self._plan.stage, formation=self._plan.formation, ordinal=ordinal, tokens=tokens, hidden=hidden,
+            payload_bytes=buffer.nbytes,
+        )  # fmt: skip
