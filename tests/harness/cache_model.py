@@ -156,10 +156,30 @@ class CacheModel:
         if start is None:
             return
         start.refs -= 1
-        self.clock += 1
-        start.stamp = self.clock
-        if start in self.orphans and not start.refs:
+        if start.refs:
+            return
+        if start in self.orphans:
             self.orphans.remove(start)
+            return
+        self._use(next(node for node, shot in self.snapshots() if shot is start), start)
+
+    def _use(self, node: Node, snapshot: Snapshot) -> None:
+        self.clock += 1
+        snapshot.stamp = self.clock
+        snapshot.needed = snapshot.needed or bool(self.next_below(node))
+
+    def next_below(self, node: Node) -> list[Node]:
+        """Nodes with the next deeper snapshot on each chain."""
+        deeper = [other for other, _ in self.snapshots() if other.prefix[: len(node.prefix)] == node.prefix]
+        deeper.remove(node)
+        return [
+            one
+            for one in deeper
+            if not any(
+                len(other.prefix) < len(one.prefix) and one.prefix[: len(other.prefix)] == other.prefix
+                for other in deeper
+            )
+        ]
 
     # --- moving -----------------------------------------------------------------------------------
 
@@ -222,11 +242,12 @@ class CacheModel:
         return self.last if nodes else 0
 
     def make_slot(self) -> None:
-        """One slot more is in use: the least recently used snapshot goes if none was free."""
+        """One slot more is in use: if none was free a snapshot goes, the superseded before the others, of each the
+        least recently used."""
         if self.free_states < 0:
-            node, _ = min(
-                ((node, shot) for node, shot in self.snapshots() if not shot.refs), key=lambda pair: pair[1].stamp
-            )
+            unheld = [(node, shot) for node, shot in self.snapshots() if not shot.refs]
+            superseded = [(node, shot) for node, shot in unheld if len(self.next_below(node)) == 1 and not shot.needed]
+            node, _ = min(superseded or unheld, key=lambda pair: pair[1].stamp)
             node.snapshot = None
 
     def publish(self, hold: ModelHold, tokens: int) -> None:
@@ -255,8 +276,8 @@ class CacheModel:
             hold.planned.remove(position)
             known_node = self.nodes.get(tuple(hold.tokens[:position]))
             if known_node is not None and known_node.snapshot is None:
-                self.clock += 1
-                known_node.snapshot = Snapshot(stamp=self.clock)
+                known_node.snapshot = Snapshot()
+                self._use(known_node, known_node.snapshot)
 
     # --- copies -----------------------------------------------------------------------------------
 

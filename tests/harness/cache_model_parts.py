@@ -18,6 +18,8 @@ Prefix = tuple[int, ...]
 class Snapshot:
     refs: int = 0
     stamp: int = 0
+    needed: bool = False
+    """Somebody began here, or took it, although a deeper one was there."""
 
 
 @dataclass(eq=False)

@@ -169,13 +169,17 @@ class BlockCache:
 
     def publish(self, key: HoldKey, tokens: int) -> None:
         hold = self._ledger.owned(key, "publish")
-        done, end = len(hold.chain), tokens // self._block_tokens
-        if hold.publishing and end > done:
-            known = max(done, self._store.tree.deepest(hold.hashes, end))
-            if (known == done or self._adopt(hold, known)) and end > known:
-                self._grow(hold, known, end)
+        known = self._publish_blocks(hold, tokens // self._block_tokens)
         if not hold.void:
-            self._publish_states(hold, tokens)
+            self._publish_states(hold, tokens, known)
+
+    def _publish_blocks(self, hold: Hold, end: int) -> int:
+        """The first `end` blocks are computed; how many of the prompt's blocks were resident before."""
+        done = len(hold.chain)
+        known = max(done, self._store.tree.deepest(hold.hashes, end))
+        if hold.publishing and end > done and (known == done or self._adopt(hold, known)) and end > known:
+            self._grow(hold, known, end)
+        return known
 
     def _adopt(self, hold: Hold, depth: int) -> bool:
         """Hold the nodes that another sequence published first; our copies stay private, but for those of which
@@ -202,11 +206,11 @@ class BlockCache:
         hold.private[first : first + len(nodes)] = False
         hold.chain = np.concatenate([hold.chain, nodes])
 
-    def _publish_states(self, hold: Hold, tokens: int) -> None:
+    def _publish_states(self, hold: Hold, tokens: int, known: int) -> None:
         self._ledger.let_go(hold)
         for position in [position for position in hold.planned if position <= tokens]:
-            slot = hold.planned.pop(position)
-            self._store.publish_state(hold.hashes, position // self._block_tokens, slot)
+            slot, depth = hold.planned.pop(position), position // self._block_tokens
+            self._store.publish_state(hold.hashes, depth, slot, fresh=depth > known)
 
     def discard(self, key: HoldKey) -> None:
         """The slots stay with the hold until its release: a wave prepared ahead may still write them."""

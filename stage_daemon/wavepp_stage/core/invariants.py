@@ -38,7 +38,9 @@ def check_cache(cache: BlockCache) -> None:
     holds = list(ledger.holds.values())
     dying = [hold for group in cache._dying.values() for hold in group]
     check_tree(store.tree, [hold.chain for hold in (*holds, *dying)])
-    check_states(store.states, [hold.snapshot for hold in (*holds, *dying) if hold.snapshot is not None], holds)
+    check_states(
+        store.states, store.tree, [hold.snapshot for hold in (*holds, *dying) if hold.snapshot is not None], holds
+    )
     _check_device_blocks(store, holds)
     _check_copies(store)
     for hold in holds:
@@ -124,7 +126,7 @@ def _check_copies(store: Residency) -> None:
     require(not store.tree.device.has(nodes).any(), "an incoming node is not on the device")
 
 
-def check_states(states: StatePool, starts: list[int], holds: list[Hold]) -> None:
+def check_states(states: StatePool, tree: BlockTree, starts: list[int], holds: list[Hold]) -> None:
     """`starts` are the nodes whose snapshots are held, once for each holder."""
     refs = np.bincount(np.array(starts, dtype=np.int64), minlength=len(states._refs))
     require(np.array_equal(refs, states._refs), "snapshot references are the sum over holds")
@@ -136,6 +138,16 @@ def check_states(states: StatePool, starts: list[int], holds: list[Hold]) -> Non
     _check_once("state slot", states.size, [states.unheld(), states._slot[nodes], own])
     for node in nodes.tolist():
         require(bool(refs[node]) or node in states._queue, "every evictable snapshot is queued", node)
+    shown = set(nodes.tolist()) - states._orphans
+    above = {node: next((at for at in tree.chain(node)[-2::-1].tolist() if at in shown), ROOT) for node in shown}
+    require(states._above == above, "the next snapshot above is known", states._above, above)
+    for node in (*shown, ROOT):
+        below = {other for other in shown if above[other] == node}
+        require(set(states._below[node]) == below, "the next snapshots below are known", node)
+    require(states._below.keys() - {ROOT} == shown >= states._needed, "what is shown is linked, and nothing else")
+    for node in shown:
+        first = refs[node] == 0 and states.is_superseded(node)
+        require(not first or node in states._superseded, "every superseded snapshot is queued to go first", node)
 
 
 def check_tree(tree: BlockTree, chains: list[Nodes]) -> None:

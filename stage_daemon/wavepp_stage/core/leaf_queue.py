@@ -19,6 +19,9 @@ class LeafQueue:
         self._heap: list[tuple[int, int]] = []
         self._queued = bytearray(size)
 
+    def __len__(self) -> int:
+        return len(self._heap)
+
     def __contains__(self, node: int) -> bool:
         return bool(self._queued[node])
 

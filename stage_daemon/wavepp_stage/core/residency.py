@@ -36,7 +36,7 @@ class Residency:
         nodes = shape.pool_blocks + host + 1
         self.pool = BlockPool(shape.pool_blocks)
         self.tree = BlockTree(shape.pool_blocks, host)
-        self.states = StatePool(shape.state_slots if shape.recurrent else 0, nodes)
+        self.states = StatePool(shape.state_slots if shape.recurrent else 0, nodes, self.tree.chain)
         self.copies = CopyQueue()
         self.offloaded = self.onboarded = self.dropped = 0
         """Blocks moved to the host, brought back, and gone from both tiers, so far."""
@@ -95,18 +95,20 @@ class Residency:
     # --- recurrent states -------------------------------------------------------------------------
 
     def take_slot(self) -> int:
-        """A slot for a working state or a snapshot; evicts the least recently used snapshot if none is free."""
+        """A slot for a working state or a snapshot; evicts a snapshot if none is free, the superseded first."""
         slot, node = self.states.take()
         if node is not None:
             self._feed.removed({CacheGroup.RECURRENT: self.tree.shorts(np.array([node]))})
         return slot
 
-    def publish_state(self, hashes: BlockHashes, depth: int, slot: int) -> None:
-        """The snapshot after `depth` blocks is in `slot`; it is freed where nobody could find it, or one is known."""
+    def publish_state(self, hashes: BlockHashes, depth: int, slot: int, *, fresh: bool) -> None:
+        """The snapshot after `depth` blocks is in `slot`; it is freed where nobody could find it, or one is known.
+
+        `fresh`: that node was published just now, with all that is below it."""
         node = self.tree.node_at(hashes, depth)
         if node is None or node == ROOT:
             self.states.give([slot])
-        elif self.states.attach(node, slot):
+        elif self.states.attach(node, slot, fresh=fresh):
             self._feed.added({CacheGroup.RECURRENT: hashes.shorts[depth - 1 : depth]})
 
     # --- copies -----------------------------------------------------------------------------------
