@@ -100,7 +100,7 @@ def plan(
     """Predict throughput and latency of a family or a trace on a device profile."""
     from wavepp_simulator.plan_asked import MOST_REPLICAS, MOST_ROUND_MS, PlanOptions, at_most
     from wavepp_simulator.planning import Overheads, config_of, with_block_tokens
-    from wavepp_simulator.planning_load import Load
+    from wavepp_simulator.planning_load import planned
     from wavepp_simulator.planning_result import arrivals_of_bound, summarise
 
     given = PlanOptions(
@@ -124,7 +124,7 @@ def plan(
 
     def run(count: int) -> dict[str, Any]:
         began = time.perf_counter()
-        played = Load(device, config, overheads, count).play(asked, requests, seconds)
+        played = planned(device, config, overheads, asked, replicas=count, measured=requests, seconds=seconds)
         return {
             "profile": device.name,
             "workload": asked.name,

@@ -24,7 +24,7 @@ from wavepp_proto.workload import Cell, Family
 from wavepp_simulator.bounds import family_bound
 from wavepp_simulator.oracle import oracle
 from wavepp_simulator.planning import Overheads, config_of, with_block_tokens
-from wavepp_simulator.planning_load import Load, Played
+from wavepp_simulator.planning_load import Played, planned
 from wavepp_simulator.planning_result import summarise
 
 PROFILES = {"glm": "glm_5_2_pp4", "minimax": "minimax_m2_7_pp4", "k3": "kimi_k3_pp8"}
@@ -145,8 +145,8 @@ def in_virtual_time(task: Task, measured: int) -> tuple[Profile, Played]:
     profile, family = profile_of(task.model), task.family
     cold = not any(family.prompt(number).reusable_tokens for number in range(4))
     device = with_block_tokens(profile, COLD_BLOCK_TOKENS) if cold else profile
-    load = Load(device, config_of(device, task.policy, task.mode), task.overheads, 1)
-    return device, load.play(family, measured)
+    config = config_of(device, task.policy, task.mode)
+    return device, planned(device, config, task.overheads, family, measured=measured)
 
 
 def timeline(played: Played) -> dict[str, list[list[float]]]:

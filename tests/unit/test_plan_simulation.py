@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +18,7 @@ from wavepp_proto.errors import InvalidRequest
 from wavepp_proto.hashing import HASH_BYTES
 from wavepp_proto.profile import Profile, StageCosts, StageProfile
 from wavepp_proto.workload import Arrival, Family, Part, Prompt, Trace, Workload
+from wavepp_simulator import planning_load
 from wavepp_simulator.__main__ import command
 from wavepp_simulator.bounds import family_bound, least_s, useful_us
 from wavepp_simulator.capacity import fewest
@@ -360,3 +363,25 @@ def test_the_command_says_what_is_wrong(device: str, arguments: tuple[str, ...],
     told = run("--profile", device, *arguments)
     assert told.exit_code == 2
     assert word in " ".join(told.output.split())
+
+
+def test_no_deployment_is_left_behind_when_another_one_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker of the paper's tables kept eight of them, 5.2 GB: the collector does not count what arrays take."""
+    made: list[weakref.ref[Load]] = []
+
+    class Watched(Load):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr(planning_load, "Load", Watched)
+    gc.disable()
+    try:
+        for _ in range(2):
+            config = config_of(FLAT, "fixed", "overlapped")
+            played = planning_load.planned(FLAT, config, FREE, at_once(cold("a", 20)))
+            assert [one() for one in made] == [None] * len(made)
+            assert len(played.asked) == 1
+    finally:
+        gc.enable()
+    assert len(made) == 2
