@@ -92,6 +92,8 @@ def strike_wire(world: World, strike: Strike, wire: str, count: int = 0, chance:
     much = f"{count} messages" if count else f"{chance:.0%} of messages" if chance else "no more messages"
     _note(world, f"{wire} will {strike.value} {much}", harmless=not (chance or between or strike is Strike.DROP))
     world.network.faults.set(wire, strike, count, chance)
+    if between and strike is Strike.DROP:
+        world.stages[world.place_named(sides[0].removeprefix("s"))].neighbours.lossy = True
 
 
 def cut_link(world: World, place: int) -> None:
@@ -206,6 +208,10 @@ def mend(world: World) -> None:
             restart_stage(world, stage.place)
         elif stage.process.paused:
             resume_stage(world, stage.place)
+    for stage in world.stages:
+        if stage.neighbours.lossy:  # no transport loses its last payload and lives on: the connection breaks in the end
+            stage.neighbours.lossy = False
+            stage.neighbours.cut()
     if not world.controller.process.alive:
         replace_controller(world)
     if any(controller.process.paused for controller in (*world.deposed, world.controller)):

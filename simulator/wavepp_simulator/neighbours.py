@@ -28,6 +28,8 @@ class Neighbours:
         """To the next stage, in the formation of this fence."""
         self.misnumber: list[int] = []
         """By how much the next payloads to the next stage are misnumbered, by a scenario's wish."""
+        self.lossy = False
+        """A payload to the next stage is, or was, to be lost."""
         self._heard: tuple[Fence, int] | None = None
         """The link from the stage before, and the wave that came on it last: what `executor` must have noticed."""
 
