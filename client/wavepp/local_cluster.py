@@ -82,7 +82,8 @@ class LocalCluster:
         argv = [*self._common(), "--listen", listen or plan.listen]
         argv += ["--wave-tokens", str(plan.wave_tokens), "--silence-ms", str(plan.silence_ms)]
         argv += ["--snapshot-tokens", str(plan.snapshot_tokens)]
-        for name in ("headroom_blocks", "share_tokens", "policy", "mode", "min_wave_tokens", "fills", "model_file"):
+        settings = ("headroom_blocks", "share_tokens", "policy", "mode", "min_wave_tokens", "fills", "short_share")
+        for name in (*settings, "model_file"):
             value = getattr(plan, name)
             argv += [f"--{name.replace('_', '-')}", str(value)] if value is not None else []
         if plan.link:

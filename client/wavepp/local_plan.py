@@ -44,11 +44,13 @@ class LocalPlan:
     block_tokens: int = 64
     wave_tokens: int = 16_384
     policy: str | None = None
-    """How the controller plans waves; None leaves it to the controller, as with the next four."""
+    """How the controller plans waves; None leaves it to the controller, as with the next five."""
     mode: str | None = None
     """How admission and execution share time."""
     min_wave_tokens: int | None = None
     fills: int | None = None
+    short_share: float | None = None
+    """Part of the tokens of waves that short prompts may take before a long one."""
     model_file: Path | None = None
     """Where it keeps what it learns of stage times."""
     link: str | None = None
@@ -113,7 +115,12 @@ class LocalPlan:
         if self.min_wave_tokens is not None:
             _between("min_wave_tokens", self.min_wave_tokens, limits.MAX_WAVE_TOKENS)
         if self.fills is not None:
-            _between("fills", self.fills, limits.MAX_STAGES)
+            _between("fills", self.fills, limits.MAX_STAGES, least=0)
+        if self.short_share is not None and not 0 <= self.short_share <= limits.MOST_SHORT_SHARE:
+            raise InvalidRequest(
+                f"short_share must be from 0 to {limits.MOST_SHORT_SHARE:g}, got {self.short_share}",
+                field="short_share", value=self.short_share, limit=limits.MOST_SHORT_SHARE,
+            )  # fmt: skip
         _at_least_one_thread(self.threads)
         _check_share(self.trace_sample)
         _check_timeout(self.timeout_s)

@@ -41,6 +41,7 @@ def command(
     fills: Annotated[
         int, typer.Option("--fills", envvar="WAVEPP_FILLS", help="mpu: pipeline fills of waves kept available.")
     ] = 2,
+    short_share: opt.ShortShare = None,
     model_file: Annotated[
         Path | None,
         typer.Option(
@@ -84,7 +85,7 @@ def command(
     log_json: opt.LogJson = True,
 ) -> None:
     """Run a controller: it campaigns in etcd, forms pipelines and serves clients."""
-    from wavepp_controller.core.config import ControllerConfig
+    from wavepp_controller.core.config import DEFAULT_SHORT_SHARE, ControllerConfig
     from wavepp_controller.core.round_pace import RELEASE_LAG_MS, ROUND_REST
     from wavepp_controller.runtime.controller import Controller
     from wavepp_controller.runtime.settings import ControllerSettings
@@ -98,7 +99,9 @@ def command(
             wave_tokens=wave_tokens, policy=policy, link=opt.link_kind(link) if link else None, silence_ms=silence_ms,
             max_queued_requests=queue_requests, floor_blocks=headroom_blocks, snapshot_tokens=snapshot_tokens,
             share_tokens=share_tokens, inventory_ms=inventory_ms, mode=mode,
-            min_wave_tokens=min_wave_tokens, fills=fills, round_rest=ROUND_REST, release_lag_ms=RELEASE_LAG_MS,
+            min_wave_tokens=min_wave_tokens, fills=fills,
+            short_share=DEFAULT_SHORT_SHARE if short_share is None else short_share,
+            round_rest=ROUND_REST, release_lag_ms=RELEASE_LAG_MS,
         )  # fmt: skip
         settings = ControllerSettings(
             config=config, cluster=cluster, listen=listen, advertise=advertise,

@@ -60,6 +60,8 @@ MAX_REFUSAL_FIELDS: Final = 32
 MAX_POOL_BLOCKS: Final = 1 << 30
 """Blocks of one stage's pool: block numbers stay within 32 bits."""
 MAX_TOMBSTONES: Final = 4096
+MOST_SHORT_SHARE: Final = 0.9
+"""Of the tokens of waves, for short prompts: a long one gets the rest at least."""
 MAX_WAVE_TOKENS: Final = 1 << 24
 """Tokens of one wave: what a stage makes room for when it loads."""
 MAX_STATE_SLOTS: Final = 1 << 20

@@ -35,11 +35,17 @@ MAX_ARRIVALS = 1 << 22
 """Of one Poisson load, on average: they are drawn ahead."""
 GOOD_HIT = 0.9
 """A hit is good if it reuses at least this share of what an endless cache would have."""
+PAPER_GOOD_HIT = 0.8
+"""The WavePP paper's threshold, told beside ours."""
 MOMENT_S = 0.03
 """Requests of a closed loop that end within so long of each other ended at once: they shared a wave."""
 LENGTHS = {"glm": (128_000, 260_000), "minimax": (129_000, 195_000), "k3": (131_072, 262_144)}
 """(short, long) prompts in tokens by model."""
-FAMILIES = ("short_cold", "long_cold", "short_reuse", "long_reuse", "mixed", "suffix4k")
+TABLED = ("short_cold", "long_cold", "short_reuse", "long_reuse", "mixed", "suffix4k")
+"""Of the paper's tables."""
+FAMILIES = (*TABLED, "behind")
+BEHIND_TOKENS, EACH = 2_048, 8
+"""`behind`: prompts of so many tokens, but the first of each eight is as long as the model takes."""
 _PP4 = (8, 16, 32)
 _K3 = (1, 4, 8, 16, 32)
 
@@ -67,9 +73,9 @@ class Prompt:
         """Token ids as the wire carries them: little-endian int32, each below `vocabulary` (at least 1)."""
         return b"".join(stream_tokens(part.stream, part.tokens, vocabulary) for part in self.parts)
 
-    def good_hit(self, cached_tokens: int) -> bool | None:
+    def good_hit(self, cached_tokens: int, share: float = GOOD_HIT) -> bool | None:
         """Whether `cached_tokens` were a good hit; None if there was nothing to hit."""
-        return cached_tokens >= GOOD_HIT * self.reusable_tokens if self.reusable_tokens else None
+        return cached_tokens >= share * self.reusable_tokens if self.reusable_tokens else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +116,11 @@ class Family:
                 return self._warm(number, self.long)
             case "suffix4k":
                 return self._behind(number, SHARED_TOKENS, SHARED_TOKENS + SUFFIX_TOKENS)
+            case "behind":
+                long = number % EACH == 0
+                return replace(
+                    self._cold(number, self.long if long else BEHIND_TOKENS), kind="long" if long else "short"
+                )
             case _:
                 cold = _draw(f"{self.seed}/{number // 4}") % 4 == number % 4  # one in each four
                 return self._cold(number, self.long) if cold else self._warm(number, self.short)
@@ -181,7 +192,7 @@ def cells(model: str) -> tuple[Cell, ...]:
     """The paper's cells of a model: 20 of GLM, 20 of MiniMax, 28 of K3. KeyError for another model."""
     if model != "k3":
         LENGTHS[model]
-        usual = tuple(Cell(name, None, c) for name in FAMILIES[:-1] for c in _PP4)
+        usual = tuple(Cell(name, None, c) for name in TABLED[:-1] for c in _PP4)
         return usual + tuple(Cell("suffix4k", None, c) for c in (*_PP4, 64, 128))
     cold = tuple(Cell("short_cold", tokens, c) for tokens in (65_536, 131_072) for c in _K3)
     cold += tuple(Cell("long_cold", 262_144, c) for c in _K3)

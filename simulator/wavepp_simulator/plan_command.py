@@ -59,6 +59,19 @@ def plan(
     mode: Annotated[
         str, typer.Option("--mode", envvar="WAVEPP_MODE", help=f"Admission: {', '.join(MODES)}.")
     ] = "overlapped",
+    short_share: Annotated[
+        float | None,
+        typer.Option(
+            "--short-share", envvar="WAVEPP_SHORT_SHARE", help="Part of the tokens of waves for short prompts first."
+        ),
+    ] = None,
+    fills: Annotated[
+        int | None, typer.Option("--fills", min=0, envvar="WAVEPP_FILLS", help="mpu: pipeline fills of waves.")
+    ] = None,
+    min_wave_tokens: Annotated[
+        int | None,
+        typer.Option("--min-wave-tokens", min=1, envvar="WAVEPP_MIN_WAVE_TOKENS", help="mpu: smallest wave budget."),
+    ] = None,
     replicas: Annotated[int, typer.Option("--replicas", min=1, envvar="WAVEPP_REPLICAS", help="Pipelines.")] = 1,
     p95_s: Annotated[
         float | None,
@@ -118,7 +131,9 @@ def plan(
         overheads = Overheads.measured(len(device.stages))
         if round_ms is not None:
             overheads = replace(overheads, round_s=round_ms / 1e3)
-        config = config_of(device, policy, mode)
+        named = {"short_share": short_share, "fills": fills, "min_wave_tokens": min_wave_tokens}
+        given_settings: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+        config = replace(config_of(device, policy, mode), **given_settings)
     except InvalidRequest as error:
         raise _refused(error) from None
 
@@ -194,8 +209,14 @@ def _words(told: dict[str, Any]) -> str:
     if told["good_hit_rate"] is not None:
         lines.append(
             f"  reused {told['reused_share']:.1%} of all tokens; {told['good_hit_rate']:.1%} good hits "
-            f"(at least {GOOD_HIT:.0%} of what an endless cache would have)"
+            f"(at least {GOOD_HIT:.0%} of what an unbounded cache would have), {told['good_hit_rate_80']:.1%} at 80%"
         )
+    lines += [
+        f"  {kind or 'prompts'} waited {order['waited_waves_p50']:.0f} waves (p50, most "
+        f"{order['waited_waves_most']:.0f}) and lasted {order['stretch_mean']:.2f} times their own, most "
+        f"{order['stretch_most']:.2f}"
+        for kind, order in told["order_by_kind"].items()
+    ]
     if waves["count"]:
         lines.append(
             f"  {waves['count']} waves of {waves['tokens']['mean']:,.0f} tokens, {waves['rows_mean']} rows, "

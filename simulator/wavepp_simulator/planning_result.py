@@ -5,13 +5,14 @@ Pure: a run in, a JSON-ready dict out. Called by `simulate plan` and the report 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from wavepp_proto.errors import InvalidRequest
 from wavepp_proto.profile import Profile, StageCosts
 from wavepp_proto.terms import Row
-from wavepp_proto.workload import Trace
+from wavepp_proto.workload import GOOD_HIT, PAPER_GOOD_HIT, Trace
 from wavepp_simulator.bounds import least_s, reusable, slowest, useful_us
 from wavepp_simulator.planning_load import Asked, Played
 from wavepp_simulator.timed_engine import Ran
@@ -36,7 +37,7 @@ def summarise(profile: Profile, played: Played, replicas: int = 1) -> dict[str, 
     bound_s = least_s(profile, best) / replicas
     really_s = least_s(profile, ((one.prompt.tokens, one.cached_tokens) for one in done)) / replicas
     tokens = sum(one.prompt.tokens for one in done)
-    hits = [hit for one in done if (hit := one.prompt.good_hit(one.cached_tokens)) is not None]
+    found = [one for one in done if one.prompt.reusable_tokens]
     return {
         "requests": len(done),
         "failed": len(played.measured) - len(done),
@@ -51,10 +52,12 @@ def summarise(profile: Profile, played: Played, replicas: int = 1) -> dict[str, 
         "completion_s_by_kind": _by_kind(done),
         "admission_ms": percentiles((one.admitted_at - one.at) * 1e3 for one in done if one.admitted_at is not None),
         "rounds_ms": percentiles(one.rounds_ms for one in done),
-        "good_hit_rate": round(sum(hits) / len(hits), 4) if hits else None,
+        "good_hit_rate": _good_hits(found, GOOD_HIT),
+        "good_hit_rate_80": _good_hits(found, PAPER_GOOD_HIT),
         "reused_share": round(sum(one.cached_tokens for one in done) / tokens, 4) if tokens else None,
         "stage_busy": {name: round(_busy(ran, played) / seconds, 4) for name, ran in played.ran.items()},
         "waves": _waves(played),
+        "order_by_kind": _order(profile, played, done),
         "copied_blocks": played.copied_blocks,
     }
 
@@ -99,6 +102,42 @@ def _within(wave: Ran, played: Played) -> float:
 
 def _took(one: Asked) -> float:
     return (one.ended_at or one.at) - one.at
+
+
+def _good_hits(done: Sequence[Asked], share: float) -> float | None:
+    hits = [bool(one.prompt.good_hit(one.cached_tokens, share)) for one in done]
+    return round(sum(hits) / len(hits), 4) if hits else None
+
+
+def _order(profile: Profile, played: Played, done: Sequence[Asked]) -> dict[str, dict[str, float]]:
+    """By kind: waves that began on the first stage between a prompt's arrival and its first one, and how many times as
+    many waves it lasted as it needs at least."""
+    rows: dict[str, list[int]] = {}
+    begun: dict[str, list[float]] = {}
+    for name, ran in played.ran.items():
+        if name.endswith("/0.0"):
+            begun[name] = [wave.start_s for wave in ran]
+            for at, wave in enumerate(ran):
+                for row in wave.rows:
+                    rows.setdefault(f"{name} {row.key.request_id}", []).append(at)
+    waited: dict[str, list[float]] = {}
+    lasted: dict[str, list[float]] = {}
+    asked_by = {id(one): name for name, one in played.asked.items()}
+    for one in done:
+        for stage, starts in begun.items():
+            if own := rows.get(f"{stage} {asked_by[id(one)]}"):
+                kind, least = one.prompt.kind, -(-(one.prompt.tokens - one.cached_tokens) // profile.wave_tokens)
+                waited.setdefault(kind, []).append(max(0, own[0] - bisect_right(starts, one.at)))
+                lasted.setdefault(kind, []).append((own[-1] - own[0] + 1) / least)
+    return {
+        kind: {
+            "waited_waves_p50": percentiles(waited[kind])["p50"],
+            "waited_waves_most": max(waited[kind]),
+            "stretch_mean": percentiles(lasted[kind])["mean"],
+            "stretch_most": round(max(lasted[kind]), 4),
+        }
+        for kind in sorted(waited)
+    }
 
 
 def _by_kind(done: Sequence[Asked]) -> dict[str, dict[str, float]]:

@@ -385,3 +385,34 @@ def test_no_deployment_is_left_behind_when_another_one_is_played(monkeypatch: py
     finally:
         gc.enable()
     assert len(made) == 2
+
+
+# --- short prompts behind long ones ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["fixed", "mpu", "adaptive"])
+def test_short_prompt_waits_for_waves_under_way_alone_when_a_long_one_came_first(policy: str) -> None:
+    """2 waves' worth behind 100: it waited for all of them at equal priority."""
+    profile = replace(SHAPED, wave_tokens=64, min_wave_tokens=32)
+    long, short = cold("long", 6400), cold("short", 48)
+    asked = Trace("behind", (Arrival(0.0, long), Arrival(0.05, short)))
+    waited = {}
+    for share in (0.0, 0.25):
+        config = replace(config_of(profile, policy, "overlapped"), short_share=share)
+        run = Load(profile, config, FREE, 1).play(asked)
+        name = next(key for key, one in run.asked.items() if one.prompt is short)
+        waves = [wave for wave in next(iter(run.ran.values())) if wave.start_s >= run.asked[name].at]
+        waited[share] = next(
+            at for at, wave in enumerate(waves) if any(row.key.request_id == name for row in wave.rows)
+        )
+        assert [one.failure for one in run.measured] == ["", ""]
+    assert waited[0.0] > 80
+    assert waited[0.25] <= 2 * len(SHAPED.stages) + 1  # what the ring held
+
+
+def test_plan_tells_how_many_waves_prompts_waited_and_how_far_they_were_stretched() -> None:
+    told = run("--profile", "glm_5_2_pp4", "--family", "behind", "--concurrency", "8", "--requests", "40", "--json")
+    order = json.loads(told.stdout)["order_by_kind"]
+    assert set(order) == {"long", "short"}
+    assert order["short"]["waited_waves_p50"] < 16
+    assert order["long"]["stretch_mean"] < 1 / (1 - 0.25) + 0.5

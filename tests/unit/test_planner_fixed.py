@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from wavepp_controller.core.planner import Lane, plan_fixed
+from wavepp_controller.core.planner import Lane, ShortFirst, plan_fixed
 from wavepp_proto.terms import Attempt, HoldKey, RequestId, Row
 
 B = 16
@@ -101,3 +103,53 @@ def test_others_fill_the_wave_when_a_stop_ends_a_chunk_early() -> None:
     rows = plan_fixed([special(0, 100, (48, 96), (48,)), lane("b", 0, 500)], 128, 8, B)
     assert shape(rows) == [("a", 0, 48, False), ("b", 0, 80, False)]
     assert [row.snapshots for row in rows] == [(48,), ()]
+
+
+def names(lanes: Sequence[Lane]) -> list[str]:
+    return [one.key.request_id for one in lanes]
+
+
+LONG = lane("long", 0, 1000)
+
+
+def test_short_rests_go_before_a_longer_prompt_in_their_own_order() -> None:
+    lanes = [LONG, lane("other long", 0, 500), lane("s1", 16, 50), lane("s2", 0, 20)]
+    assert names(ShortFirst(0.25, 128).order(lanes, 4)) == ["s1", "s2", "long", "other long"]
+
+
+@pytest.mark.parametrize(
+    ("share", "lanes", "peers"),
+    [
+        (0.0, [LONG, lane("s", 0, 20)], 2),  # switched off
+        (0.5, [lane("whole", 0, 128), lane("s", 0, 20)], 2),  # the first ends within the wave
+        (0.5, [LONG, lane("s", 0, 129)], 2),  # none ends within one
+        (0.5, [LONG, lane("lower class", 0, 20)], 1),
+    ],
+)
+def test_order_stays_when_no_short_rest_of_its_class_waits_behind_a_longer_one(
+    share: float, lanes: list[Lane], peers: int
+) -> None:
+    assert ShortFirst(share, 128).order(lanes, peers) == lanes
+
+
+def test_short_prompts_get_no_more_than_their_share_however_many_come() -> None:
+    """A quarter of the tokens, after a first wave's worth: the long prompt's time is bounded."""
+    first, share, wave = ShortFirst(0.25, 128), 0.25, 128
+    given = {"long": 0, "short": 0}
+    for number in range(100):
+        lanes = [lane("long", given["long"] // B * B, 1 << 20), *(lane(f"s{number}.{i}", 0, 32) for i in range(8))]
+        rows = plan_fixed(first.order(lanes, len(lanes)), wave, 8, B)
+        first.sent(rows)
+        for row in rows:
+            given["long" if row.key.request_id == "long" else "short"] += row.length
+    assert given["long"] + given["short"] == 100 * wave
+    assert share * 100 * wave <= given["short"] <= share * 100 * wave + 2 * wave
+
+
+def test_tokens_that_were_not_moved_ahead_spend_nothing() -> None:
+    first = ShortFirst(0.25, 128)
+    for _ in range(50):
+        first.order([LONG], 1)
+        first.sent(plan_fixed([LONG], 128, 8, B))
+    lanes = [LONG, *(lane(f"s{i}", 0, 64) for i in range(8))]
+    assert names(first.order(lanes, 9)) == ["s0", "s1", "long", "s2", "s3", "s4", "s5", "s6", "s7"]

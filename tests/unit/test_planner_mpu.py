@@ -173,6 +173,8 @@ def test_steering_moves_as_the_rules_say(before: Steering, wanted: int, thin: bo
 def test_fewer_fills_want_fewer_waves() -> None:
     """Kimi K3: budgets {M, M/2} and one fill, so S = R = 8."""
     assert tokens(policy(8_192, fills=1), view(lanes(131_072))) == M
+    assert tokens(policy(8_192, fills=0), view(lanes(65_536))) == M  # S = P waves: the paper's K3 runs
+    assert tokens(policy(8_192, fills=1), view(lanes(65_536))) == 8_192
     assert tokens(policy(8_192, fills=2), view(lanes(131_072))) == 8_192
 
 
@@ -200,7 +202,7 @@ BUSY = flying((M,), (M,), (M,), (M,))
 
 def test_lone_small_wave_waits_for_company_when_the_ring_is_busy() -> None:
     planner = policy(8_192)
-    seen = view(lanes(4_032), BUSY, now=7.0)
+    seen = view(lanes(4_032), BUSY, more_soon=True, now=7.0)
     assert planner.plan(seen).rows == ()
     assert planner.plan(seen).wait_until == pytest.approx(7.005)  # no wave's time is known
 
@@ -209,7 +211,7 @@ def test_lone_small_wave_waits_a_quarter_of_its_time_when_that_is_known() -> Non
     model = LatencyModel()
     model.seed({f"{stage}.0": {"c_us": 10_000, "b_us": 10, "a_us": 0, "g_us": 0} for stage in range(P)})
     planner = MpuPolicy(model, 8_192, 2)
-    assert planner.plan(view(lanes(3_000), BUSY)).wait_until == pytest.approx(0.01)
+    assert planner.plan(view(lanes(3_000), BUSY, more_soon=True)).wait_until == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize(
@@ -218,12 +220,17 @@ def test_lone_small_wave_waits_a_quarter_of_its_time_when_that_is_known() -> Non
     ids=["ring not busy", "half its budget", "half its budget together", "more is left"],
 )
 def test_wave_goes_at_once_when_it_is_not_lone_and_small_in_a_busy_ring(lengths: tuple[int, ...], in_flight) -> None:  # type: ignore[no-untyped-def]
-    assert policy(8_192).plan(view(lanes(*lengths), in_flight)).rows
+    assert policy(8_192).plan(view(lanes(*lengths), in_flight, more_soon=True)).rows
+
+
+def test_lone_small_wave_goes_at_once_when_no_request_is_in_admission() -> None:
+    """It waited 5 ms, or a quarter of a wave, for company that could not come."""
+    assert shape(policy(8_192).plan(view(lanes(4_032), BUSY)).rows) == [("a", 0, 4_032, True)]
 
 
 def test_wait_ends_with_the_next_report() -> None:
     planner = policy(8_192)
-    seen = view(lanes(4_032), BUSY)
+    seen = view(lanes(4_032), BUSY, more_soon=True)
     assert not planner.plan(seen).rows
     report(planner)
     assert shape(planner.plan(seen).rows) == [("a", 0, 4_032, True)]
@@ -231,22 +238,23 @@ def test_wait_ends_with_the_next_report() -> None:
 
 def test_wait_ends_with_the_next_vote() -> None:
     planner = policy(8_192)
-    assert not planner.plan(view(lanes(1_000), BUSY)).rows
-    assert shape(planner.plan(view(lanes(1_000, 1_000), BUSY)).rows) == [("a", 0, 1_000, True), ("b", 0, 1_000, True)]
+    assert not planner.plan(view(lanes(1_000), BUSY, more_soon=True)).rows
+    both = planner.plan(view(lanes(1_000, 1_000), BUSY, more_soon=True)).rows
+    assert shape(both) == [("a", 0, 1_000, True), ("b", 0, 1_000, True)]
 
 
 def test_wait_ends_with_its_time() -> None:
     planner = policy(8_192)
-    assert not planner.plan(view(lanes(4_032), BUSY)).rows
-    assert not planner.plan(view(lanes(4_032), BUSY, now=0.004)).rows
-    assert planner.plan(view(lanes(4_032), BUSY, now=0.005)).rows
+    assert not planner.plan(view(lanes(4_032), BUSY, more_soon=True)).rows
+    assert not planner.plan(view(lanes(4_032), BUSY, more_soon=True, now=0.004)).rows
+    assert planner.plan(view(lanes(4_032), BUSY, more_soon=True, now=0.005)).rows
 
 
 def test_waiting_is_no_decision() -> None:
     """A decision is a planned wave: neither a rise nor a fall gets older while one waits."""
     planner = policy(8_192)
     assert tokens(planner, view(lanes(307_200))) == M
-    low = view(lanes(4_032), BUSY)
+    low = view(lanes(4_032), BUSY, more_soon=True)
     for _ in range(2 * R):
         assert not planner.plan(low).rows
     report(planner)

@@ -200,7 +200,7 @@ def test_lanes_follow_classes_when_several_prompts_are_in_work() -> None:
     pipeline.submit("urgent", 64, seed=3, priority=1)
     pipeline.hold = set()
     pipeline.release_held()
-    assert lanes(pipeline)[:6] == [["long"]] * 4 + [["urgent"], ["long"]]
+    assert lanes(pipeline)[:6] == [["long"]] * 4 + [["urgent"], ["normal"]]
     finish(pipeline)
 
 

@@ -36,7 +36,7 @@ def bench(
         typer.Option(
             "--family",
             envvar="WAVEPP_FAMILY",
-            help="short_cold, long_cold, short_reuse, long_reuse, mixed, suffix4k; several with commas between.",
+            help="short_cold, long_cold, short_reuse, long_reuse, mixed, suffix4k, behind; several: a,b.",
         ),
     ] = "short_cold,short_reuse",
     lengths: Annotated[

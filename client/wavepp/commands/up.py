@@ -81,6 +81,7 @@ def up(
         int | None,
         typer.Option("--fills", envvar="WAVEPP_FILLS", help="mpu: pipeline fills of waves kept available."),
     ] = None,
+    short_share: opt.ShortShare = None,
     model_file: Annotated[
         Path | None,
         typer.Option(
@@ -146,7 +147,8 @@ def up(
             state_slots=_numbers("state_slots", state_slots),
             headroom_blocks=headroom_blocks, snapshot_tokens=snapshot_tokens, share_tokens=share_tokens,
             layers=tuple(filter(None, layers.split(","))), block_tokens=block_tokens, wave_tokens=wave_tokens,
-            policy=policy, mode=mode, min_wave_tokens=min_wave_tokens, fills=fills, model_file=model_file,
+            policy=policy, mode=mode, min_wave_tokens=min_wave_tokens, fills=fills, short_share=short_share,
+            model_file=model_file,
             link=link, device=device, dtype=dtype, threads=threads, listen=listen or _free_default(),
             cluster=cluster, etcd=etcd, etcd_ca=etcd_ca, etcd_cert=etcd_cert, etcd_key=etcd_key,
             otlp=otlp, trace_sample=trace_sample, log_level=log_level,

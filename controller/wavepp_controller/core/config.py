@@ -13,6 +13,7 @@ from wavepp_proto import limits
 from wavepp_proto.errors import InvalidRequest
 from wavepp_proto.terms import LinkKind
 
+DEFAULT_SHORT_SHARE = 0.25
 POLICIES = ("fixed", "mpu", "adaptive")
 
 
@@ -29,7 +30,9 @@ class ControllerConfig:
     min_wave_tokens: int = 8_192
     """b_min: smallest budget of a wave under `mpu`, in whole blocks and at most M."""
     fills: int = 2
-    """F: pipeline fills of waves that `mpu` keeps available."""
+    """F: pipeline fills that `mpu` keeps available: R + (F - 1) P waves; 0 keeps P, as in the paper's K3 runs."""
+    short_share: float = DEFAULT_SHORT_SHARE
+    """Part of the tokens of waves that rests of at most one wave may take before a longer prompt; 0 = none."""
     link: LinkKind | None = None
     """None takes nccl where every daemon has a GPU of its own, gloo where every one has torch, else grpc."""
     floor_blocks: int | None = None
@@ -88,12 +91,12 @@ class ControllerConfig:
             )  # fmt: skip
 
 
-_TIME_MS = (1, limits.MAX_DEADLINE_MS)
+_TIME_MS: tuple[float, float] = (1, limits.MAX_DEADLINE_MS)
 _MANY = 1 << 20
-_RANGES: dict[str, tuple[int, int]] = {
+_RANGES: dict[str, tuple[float, float]] = {
     "wave_tokens": (1, limits.MAX_WAVE_TOKENS),
     "min_wave_tokens": (1, limits.MAX_WAVE_TOKENS),
-    "fills": (1, limits.MAX_STAGES),
+    "fills": (0, limits.MAX_STAGES),
     "lanes": (1, limits.MAX_LANES),
     "floor_blocks": (0, limits.MAX_POOL_BLOCKS - 1),
     "snapshot_tokens": (0, limits.MAX_PROMPT_TOKENS),
@@ -102,6 +105,7 @@ _RANGES: dict[str, tuple[int, int]] = {
     "most_bypasses": (0, _MANY),
     "attempts": (1, _MANY),
     "round_rest": (0, 10),
+    "short_share": (0, limits.MOST_SHORT_SHARE),
     "max_queued_requests": (1, _MANY),
     "max_queued_tokens": (1, 1 << 40),
 } | {name: _TIME_MS for name in ControllerConfig.__dataclass_fields__ if name.endswith("_ms")}

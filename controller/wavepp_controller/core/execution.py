@@ -16,7 +16,7 @@ from wavepp_controller.core.formation import PipelineFormation
 from wavepp_controller.core.order import RankedOrder
 from wavepp_controller.core.outbox import Outbox
 from wavepp_controller.core.pace import Pace
-from wavepp_controller.core.planner import Lane
+from wavepp_controller.core.planner import Lane, ShortFirst
 from wavepp_controller.core.planning import InFlight, PlanView, Policy
 from wavepp_controller.core.request import Request
 from wavepp_controller.core.request_table import RequestInput, RequestState
@@ -52,6 +52,7 @@ class Execution:
         """When the ring last went from empty to busy, or freed a slot."""
         self.ring = Ring(2 * formation.stages, formation.daemons)
         self.lanes = RankedOrder(config.most_bypasses)
+        self._short = ShortFirst(config.short_share, formation.wave_tokens)
         self.pace = Pace()
         self.running: dict[HoldKey, Request] = {}
         """Admitted and not ended, lanes or not."""
@@ -156,9 +157,10 @@ class Execution:
 
     def _view(self, now: float, more_soon: bool) -> PlanView:
         formation = self._formation
+        lanes = [self._lane(request) for request in self.lanes]
         return PlanView(
             now,
-            [self._lane(request) for request in self.lanes],
+            self._short.order(lanes, self.lanes.peers) if len(lanes) > 1 else lanes,
             tuple(self._flying.values()),
             formation.stages,
             self.ring.size,
@@ -185,6 +187,7 @@ class Execution:
             self._moved = now
         ordinal = self.ring.send(rows)
         self._flying[ordinal] = InFlight(ordinal, rows, now)
+        self._short.sent(rows)
         for row in rows:
             request = self.running[row.key]
             request.current.sent(row, ordinal)

@@ -35,6 +35,11 @@ class RankedOrder:
     def head(self) -> Request | None:
         return self._order[0] if self._order else None
 
+    @property
+    def peers(self) -> int:
+        """How many are of the head's class, itself included."""
+        return self._end_of_class(self._order[0]) if self._order else 0
+
     def add(self, request: Request) -> None:
         if len(request.overtaken_by) >= self._most:
             request.promoted = True

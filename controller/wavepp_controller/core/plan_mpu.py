@@ -155,12 +155,12 @@ class MpuPolicy:
     def _wait(self, view: PlanView, rows: Sequence[Row], budget: int) -> float | None:
         """Until when a lone wave waits for company; None if it goes.
 
-        Lone: nothing is left beside it, and it is below half of its budget. The ring is busy while every stage could
-        have a wave: then waiting leaves nobody idle.
+        Lone: nothing is left beside it, and it is below half of its budget. Company: a round is open, or a request is
+        ready for the next. The ring is busy while every stage could have a wave: then waiting leaves no stage idle.
         """
         tokens = sum(row.length for row in rows)
         rest = sum(lane.prompt_tokens - lane.start for lane in view.lanes) - tokens
-        if rest or 2 * tokens >= budget or len(view.in_flight) < view.stages:
+        if rest or 2 * tokens >= budget or len(view.in_flight) < view.stages or not view.more_soon:
             return None
         lanes = tuple((lane.key.request_id, lane.start) for lane in view.lanes)
         waiting = self._waiting

@@ -7,8 +7,8 @@ rows out. Does not own positions: the caller advances a lane only by rows it has
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from wavepp_proto.terms import HoldKey, Row
 
@@ -70,6 +70,54 @@ class WaveBudget:
         end = end // self.block_tokens * self.block_tokens
         half = lane.start + (end - lane.start) // 2
         return max((place for place in lane.snapshots if half < place <= end), default=end)
+
+
+@dataclass(slots=True)
+class ShortFirst:
+    """Lets what ends within one wave go before a longer prompt that came earlier, for a share of the tokens.
+
+    Every wave earns `share` of its tokens, up to one wave's; a lane that is moved ahead spends its own. While there is
+    credit, lanes with a rest of at most M go before a first lane that has more. So a short prompt waits for the waves
+    that are under way and for the short ones before it, and a long one gets 1 - share of the tokens at least: it takes
+    1 / (1 - share) times as long at most, and one wave more.
+    """
+
+    share: float
+    wave_tokens: int
+    """M."""
+    _credit: float = field(init=False)
+    """Tokens; below zero where the last lane that was moved ahead was longer than what was left."""
+    _ahead: frozenset[HoldKey] = field(init=False, default=frozenset())
+    """Lanes that were moved ahead for the wave that is planned."""
+
+    def __post_init__(self) -> None:
+        self._credit = float(self.wave_tokens)
+
+    def order(self, lanes: Sequence[Lane], peers: int) -> Sequence[Lane]:
+        """`lanes` as the policy is to serve them; only the first `peers`, of one class, change places."""
+        self._ahead = frozenset()
+        first = lanes[0]
+        if not self.share or first.prompt_tokens - first.start <= self.wave_tokens:
+            return lanes
+        short: list[Lane] = []
+        left = self._credit
+        for lane in lanes[1:peers]:
+            if left <= 0:
+                break
+            rest = lane.prompt_tokens - lane.start
+            if rest <= self.wave_tokens:
+                short.append(lane)
+                left -= rest
+        if not short:
+            return lanes
+        self._ahead = frozenset(lane.key for lane in short)
+        return [*short, *(lane for lane in lanes if lane.key not in self._ahead)]
+
+    def sent(self, rows: Sequence[Row]) -> None:
+        """The wave that was planned with the last order."""
+        tokens = sum(row.length for row in rows)
+        spent = sum(row.length for row in rows if row.key in self._ahead)
+        self._credit = min(self._credit + self.share * tokens, float(self.wave_tokens)) - spent
 
 
 def _cuts(lane: Lane, end: int) -> bool:

@@ -108,6 +108,13 @@ ShareTokens = Annotated[
         help="Least that waiting for another request's prefix must win; one block by default, 0 never waits.",
     ),
 ]  # fmt: skip
+ShortShare = Annotated[
+    float | None,
+    typer.Option(
+        "--short-share", envvar="WAVEPP_SHORT_SHARE",
+        help="Part of the tokens of waves that short prompts may take before a longer one; 0.25 by default, 0 = none.",
+    ),
+]  # fmt: skip
 Json = Annotated[bool, typer.Option("--json/--no-json", envvar="WAVEPP_JSON", help="Output for programs.")]
 
 
