@@ -29,7 +29,7 @@ RESULT = Path("bench-results/soak.json")
 QUICK_RESULT = Path("bench-results/soak-quick.json")
 REQUESTS = 25
 SEEDS = 5000
-QUICK_SEEDS = 600
+QUICK_SEEDS = 200
 MUTANT_SEEDS = 500
 
 
