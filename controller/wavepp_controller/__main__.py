@@ -57,6 +57,20 @@ def command(
     silence_ms: Annotated[
         int, typer.Option("--silence-ms", envvar="WAVEPP_SILENCE_MS", help="Heartbeat silence that means lost.")
     ] = 1250,
+    most_bypasses: Annotated[
+        int,
+        typer.Option(
+            "--most-bypasses",
+            envvar="WAVEPP_MOST_BYPASSES",
+            help="Later requests of a higher priority that may go first before a request is aged; 0 = no classes.",
+        ),
+    ] = 8,
+    aged_every: Annotated[
+        int,
+        typer.Option(
+            "--aged-every", envvar="WAVEPP_AGED_EVERY", help="One in so many served requests may be an aged one."
+        ),
+    ] = 16,
     queue_requests: Annotated[
         int, typer.Option("--queue-requests", envvar="WAVEPP_QUEUE_REQUESTS", help="Most waiting requests.")
     ] = 1024,
@@ -97,6 +111,7 @@ def command(
         configure(log_level, log_json, role="controller")
         config = ControllerConfig(
             wave_tokens=wave_tokens, policy=policy, link=opt.link_kind(link) if link else None, silence_ms=silence_ms,
+            most_bypasses=most_bypasses, aged_every=aged_every,
             max_queued_requests=queue_requests, floor_blocks=headroom_blocks, snapshot_tokens=snapshot_tokens,
             share_tokens=share_tokens, inventory_ms=inventory_ms, mode=mode,
             min_wave_tokens=min_wave_tokens, fills=fills,

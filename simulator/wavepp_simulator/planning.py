@@ -113,10 +113,12 @@ class Deployment:
     def serving(self) -> bool:
         return all(pipeline.serving for pipeline in self.machine.pipelines.values())
 
-    def submit(self, request_id: RequestId, prompt: Prompt, pipeline: PipelineId | None = None) -> None:
+    def submit(
+        self, request_id: RequestId, prompt: Prompt, pipeline: PipelineId | None = None, priority: int = 0
+    ) -> None:
         """A client's prompt; it arrives half a round later. The controller chooses where no pipeline is named."""
         tokens = bytes(4 * prompt.tokens)  # zero pages: only their number is read
-        request = PrefillRequest(request_id, tokens, pipeline)
+        request = PrefillRequest(request_id, tokens, pipeline, priority=priority)
         self._prompts[request_id] = prompt
         came = max(self._taken_in_until, self.now) + prompt.tokens * self.overheads.intake_token_s
         self._taken_in_until = came

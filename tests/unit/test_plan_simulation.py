@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import json
+import statistics
 import weakref
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from wavepp_proto import workload
 from wavepp_proto.errors import InvalidRequest
 from wavepp_proto.hashing import HASH_BYTES
 from wavepp_proto.profile import Profile, StageCosts, StageProfile
+from wavepp_proto.terms import Failed, Finished, PrefillEvent, RequestId, Timings
 from wavepp_proto.workload import Arrival, Family, Part, Prompt, Trace, Workload
 from wavepp_simulator import planning_load
 from wavepp_simulator.__main__ import command
@@ -24,7 +27,7 @@ from wavepp_simulator.bounds import family_bound, least_s, useful_us
 from wavepp_simulator.capacity import fewest
 from wavepp_simulator.chains import Chains
 from wavepp_simulator.oracle import budgets, ideal, oracle
-from wavepp_simulator.planning import Overheads, config_of, with_block_tokens
+from wavepp_simulator.planning import Deployment, Overheads, config_of, with_block_tokens
 from wavepp_simulator.planning_load import Load, Played
 from wavepp_simulator.planning_result import summarise
 
@@ -416,3 +419,47 @@ def test_plan_tells_how_many_waves_prompts_waited_and_how_far_they_were_stretche
     assert set(order) == {"long", "short"}
     assert order["short"]["waited_waves_p50"] < 16
     assert order["long"]["stretch_mean"] < 1 / (1 - 0.25) + 0.5
+
+
+# --- overload -----------------------------------------------------------------------------------
+
+
+def classes(offered: dict[int, float], seconds: float) -> dict[int, list[float | None]]:
+    """Seconds that each request of a priority took (None: not within 10 s); arrivals a second by priority, evenly."""
+    begun: dict[RequestId, tuple[int, float]] = {}
+    took: dict[int, list[float | None]] = {priority: [] for priority in offered}
+
+    def told(event: PrefillEvent, timings: Timings | None) -> None:
+        if isinstance(event, Finished | Failed):
+            priority, at = begun.pop(event.request_id)
+            spent = deployment.now - at
+            took[priority].append(spent if isinstance(event, Finished) and spent <= 10.0 else None)
+
+    config = replace(config_of(FLAT, "adaptive", "overlapped"), lanes=16)
+    deployment = Deployment(FLAT, config, FREE, told)
+    deployment.run(lambda: deployment.serving)
+    start = deployment.now
+
+    def submit(priority: int, number: int) -> None:
+        name = RequestId(f"{priority}-{number}")
+        begun[name] = (priority, deployment.now)
+        deployment.submit(name, cold(name, 32), priority=priority)
+
+    for priority, rate in offered.items():
+        for number in range(round(seconds * rate)):
+            deployment.agenda.at(start + number / rate, partial(submit, priority, number))
+    deployment.run(
+        lambda: deployment.now >= start + seconds + 12.0 or (not begun and deployment.now >= start + seconds)
+    )
+    for priority, _ in begun.values():
+        took[priority].append(None)
+    return took
+
+
+def test_high_class_within_its_capacity_is_served_at_three_times_the_load() -> None:
+    """FLAT serves 20 such requests a second; 9 of priority 9 (0.45 of it) come with 51 of priority 0."""
+    idle = statistics.median([one for one in classes({9: 1.0}, 20.0)[9] if one is not None])
+    high = classes({9: 9.0, 0: 51.0}, 60.0)[9]
+    served = [one for one in high if one is not None]
+    assert len(served) >= 0.99 * len(high)
+    assert statistics.median(served) <= 3 * idle

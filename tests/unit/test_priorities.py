@@ -23,9 +23,10 @@ def prepared(pipeline: FakePipeline) -> list[str]:
     return [entry.key.request_id for one in rounds for entry in one.prepares]
 
 
-def one_at_a_time(most_bypasses: int = 8) -> FakePipeline:
+def one_at_a_time(most_bypasses: int = 8, aged_every: int = 16) -> FakePipeline:
     """One lane, taken by `z`, so that everybody else stands in the ready order."""
-    pipeline = FakePipeline(config=ControllerConfig(wave_tokens=64, lanes=1, most_bypasses=most_bypasses))
+    config = ControllerConfig(wave_tokens=64, lanes=1, most_bypasses=most_bypasses, aged_every=aged_every)
+    pipeline = FakePipeline(config=config)
     pipeline.hold = {SendWave}
     pipeline.submit("z", 20)
     return pipeline
@@ -54,6 +55,23 @@ def test_request_is_first_when_it_was_overtaken_as_often_as_may_be() -> None:
     pipeline.submit("normal", 20)
     finish(pipeline)
     assert prepared(pipeline) == ["z", "a", "b", "low", "c", "d", "normal"]
+
+
+def test_classes_are_not_inverted_when_everything_below_them_is_aged() -> None:
+    """One in so many that are served may be an aged one; all of them went before `urgent` as soon as they were."""
+    order, served = RankedOrder(most_bypasses=2, aged_every=4), list[str]()
+    for place in range(8):
+        order.add(made(place, -1))
+    for place in range(8, 24):
+        order.add(made(place, 9))
+    while order.head is not None:
+        head = order.head
+        order.discard(head)
+        order.serve(head)
+        served.append("high" if head.prefill.priority > 0 else "low")
+        assert order.check() == []
+    assert served[:13] == ["high"] * 2 + ["low"] + (["high"] * 3 + ["low"]) * 2 + ["high"] * 2
+    assert served.count("low") == 8
 
 
 def test_nobody_is_overtaken_when_no_bypass_is_allowed() -> None:
@@ -115,11 +133,9 @@ def made(place: int, priority: int) -> Request:
 
 
 @given(st.lists(st.one_of(st.integers(-2, 2), st.none()), max_size=60), st.integers(0, 4))
-def test_nobody_is_overtaken_more_often_than_allowed_when_requests_come_and_go(
-    script: list[int | None], most: int
-) -> None:
+def test_aged_request_goes_next_when_every_served_one_may_be_aged(script: list[int | None], most: int) -> None:
     """A number lets a request of that class come, None serves the head."""
-    order, served = RankedOrder(most), list[Request]()
+    order, served = RankedOrder(most, aged_every=1), list[Request]()
 
     def serve() -> None:
         head = order.head
@@ -152,7 +168,7 @@ def test_serving_looks_only_at_those_that_are_overtaken(queued: int, monkeypatch
         looks += 1
         return honest(one)
 
-    order = RankedOrder(most_bypasses=8)
+    order = RankedOrder(most_bypasses=8, aged_every=1)
     low = [made(place, -1) for place in range(queued)]
     early, late = made(2, 1), made(queued, 1)
     for one in (*low[:2], *low[3:]):
@@ -175,7 +191,7 @@ def test_serving_looks_only_at_those_that_are_overtaken(queued: int, monkeypatch
 @given(st.lists(st.one_of(st.integers(-2, 2), st.sampled_from(["serve", "again"])), max_size=60), st.integers(0, 4))
 def test_overtaken_are_those_that_came_earlier_and_stand_behind(script: list[int | str], most: int) -> None:
     """`again`: the head lacks room and comes back; what is counted is compared with a walk over everybody."""
-    order = RankedOrder(most)
+    order = RankedOrder(most, aged_every=1)
     for place, step in enumerate(script):
         if isinstance(step, int):
             order.add(made(place, step))
@@ -187,7 +203,7 @@ def test_overtaken_are_those_that_came_earlier_and_stand_behind(script: list[int
         wanted = {one.life: one.overtaken_by | ({head.life} if one in behind else set()) for one in order}
         order.serve(head)
         assert {one.life: one.overtaken_by for one in order} == wanted
-        assert all(one.promoted == (len(one.overtaken_by) >= most) for one in order)
+        assert all(len(one.overtaken_by) >= most for one in order if one.promoted)
         if step == "again":
             order.add(head)
 

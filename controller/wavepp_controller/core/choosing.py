@@ -34,7 +34,7 @@ class Choosing:
         self._formation, self._index, self._demand = formation, index, demand
         self._holders, self._lanes, self._out = holders, config.lanes, out
         self._hints = Hints(index, attention=demand.attention, recurrent=demand.policy.most > 0)
-        self.ready = ReadyOrder(formation.daemons, config.most_bypasses)
+        self.ready = ReadyOrder(formation.daemons, config.most_bypasses, config.aged_every)
         self.sharing = Sharing(demand.policy, config)
         self._alone: Request | None = None
         """The oversized request that is being prepared: nobody joins it before it is admitted."""

@@ -44,7 +44,9 @@ class ControllerConfig:
     most_parks: int = 4
     """How often one attempt may wait behind another request."""
     most_bypasses: int = 8
-    """Later requests of a higher priority that may go before a request; then it is first."""
+    """Later requests of a higher priority that may go before a request; then it is aged. 0 = classes do not count."""
+    aged_every: int = 16
+    """One in so many requests that are served may be an aged one that goes before every class."""
     attempts: int = 1
     """Formations that one request may hold cache in before its loss is final."""
     default_deadline_ms: int = limits.DEFAULT_DEADLINE_MS
@@ -103,6 +105,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "share_tokens": (0, limits.MAX_PROMPT_TOKENS),
     "most_parks": (0, _MANY),
     "most_bypasses": (0, _MANY),
+    "aged_every": (1, _MANY),
     "attempts": (1, _MANY),
     "round_rest": (0, 10),
     "short_share": (0, limits.MOST_SHORT_SHARE),

@@ -51,7 +51,7 @@ class Execution:
         self._moved = now
         """When the ring last went from empty to busy, or freed a slot."""
         self.ring = Ring(2 * formation.stages, formation.daemons)
-        self.lanes = RankedOrder(config.most_bypasses)
+        self.lanes = RankedOrder(config.most_bypasses, config.aged_every)
         self._short = ShortFirst(config.short_share, formation.wave_tokens)
         self.pace = Pace()
         self.running: dict[HoldKey, Request] = {}

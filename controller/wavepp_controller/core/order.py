@@ -1,9 +1,10 @@
 """First come first served within priority classes, with bounded bypass (DESIGN.md, order).
 
 Owns an ordered set of requests and the count of who overtook whom: a request goes before those that came
-earlier with a lower priority, until one of them has been overtaken as often as the setting allows; that
-one then stands before every class. Used for the ready order and for the lanes of waves. Does not decide
-whether a request may be served.
+earlier with a lower priority. One that was overtaken as often as the setting allows is aged: it stands before every
+class, but only one in so many that are served may be an aged one, or a low class at three times the load that can be
+served would hold up the high one (everything below it is aged then). Used for the ready order and for the lanes of
+waves. Does not decide whether a request may be served.
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ from wavepp_controller.core.request import Request
 
 
 class RankedOrder:
-    def __init__(self, most_bypasses: int) -> None:
-        self._most = most_bypasses
+    def __init__(self, most_bypasses: int, aged_every: int) -> None:
+        self._most, self._aged_every = most_bypasses, aged_every
+        self._since_aged = aged_every
+        """Requests served since the last one that was aged."""
+        self._aged: dict[int, Request] = {}
+        """By life: overtaken often enough and not promoted yet, in the order in which that came about."""
         self._order: list[Request] = []
         self._counted: tuple[int, int] | None = None
         """(life, place) of the last one served, as long as all that it overtakes have counted it."""
@@ -41,8 +46,10 @@ class RankedOrder:
         return self._end_of_class(self._order[0]) if self._order else 0
 
     def add(self, request: Request) -> None:
-        if len(request.overtaken_by) >= self._most:
-            request.promoted = True
+        if not self._most:
+            request.promoted = True  # classes count for nothing
+        elif len(request.overtaken_by) >= self._most and not request.promoted:
+            self._aged[request.life] = request
         if self._counted is not None and request.life != self._counted[0] and request.place < self._counted[1]:
             self._counted = None
         insort(self._order, request, key=_rank)
@@ -62,10 +69,21 @@ class RankedOrder:
             return
         for other in self._overtaken(request):
             other.overtaken_by.add(request.life)
-            if len(other.overtaken_by) >= self._most:
-                self.discard(other)
-                self.add(other)
+            if len(other.overtaken_by) == self._most and not other.promoted:
+                self._aged[other.life] = other
         self._counted = counted
+        self._since_aged += 1
+        self._promote()
+
+    def _promote(self) -> None:
+        """The next aged request stands before every class, if enough others were served since the last."""
+        while self._aged and self._since_aged >= self._aged_every:
+            request = self._aged.pop(next(iter(self._aged)))
+            if request in self:
+                self.discard(request)
+                request.promoted = True
+                self._since_aged = 0
+                self.add(request)
 
     def _overtaken(self, request: Request) -> list[Request]:
         """In each class below that of `request`, those that came earlier."""

@@ -29,8 +29,8 @@ def slots(capacity: Capacity) -> int:
 class ReadyOrder(RankedOrder):
     """HINTED and WAITING requests of one formation."""
 
-    def __init__(self, daemons: Mapping[DaemonKey, Daemon], most_bypasses: int) -> None:
-        super().__init__(most_bypasses)
+    def __init__(self, daemons: Mapping[DaemonKey, Daemon], most_bypasses: int, aged_every: int) -> None:
+        super().__init__(most_bypasses, aged_every)
         self._daemons = daemons
 
     def first(self, now: float) -> Request | None:
