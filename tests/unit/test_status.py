@@ -83,7 +83,7 @@ async def test_long_texts_are_cut_when_an_error_crosses(
     [
         (grpc.StatusCode.UNAVAILABLE, errors.ControllerUnavailable),
         (grpc.StatusCode.DEADLINE_EXCEEDED, errors.DeadlineExpired),
-        (grpc.StatusCode.CANCELLED, errors.Cancelled),
+        (grpc.StatusCode.CANCELLED, errors.ControllerUnavailable),
         (grpc.StatusCode.UNAUTHENTICATED, errors.Unauthenticated),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, errors.InternalError),
         (grpc.StatusCode.UNIMPLEMENTED, errors.InternalError),
@@ -138,6 +138,6 @@ def test_foreign_or_damaged_details_are_ignored_when_read() -> None:
     def failed(*trailers: tuple[str, bytes]) -> grpc.aio.AioRpcError:
         return grpc.aio.AioRpcError(grpc.StatusCode.CANCELLED, grpc.aio.Metadata(), grpc.aio.Metadata(*trailers), "x")
 
-    assert type(convert.error_from_rpc(failed(("grpc-status-details-bin", b"\xff\xff")))) is errors.Cancelled
-    assert type(convert.error_from_rpc(failed(("other-bin", b"")))) is errors.Cancelled
+    for trailer in (("grpc-status-details-bin", b"\xff\xff"), ("other-bin", b"")):
+        assert type(convert.error_from_rpc(failed(trailer))) is errors.ControllerUnavailable
     assert type(convert.error_from_rpc(grpc.RpcError("bare"))) is errors.InternalError

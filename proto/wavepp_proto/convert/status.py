@@ -73,11 +73,11 @@ _SIZE_TEXT: Final = "message larger than max"
 
 # A peer of ours that fails internally says so with a reason, and one whose handler raises is UNKNOWN. INTERNAL
 # alone is gRPC's: its asyncio client puts it over whatever ended a call when a write was under way at that moment.
-_BROKEN: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL)
+# CANCELLED without a reason is gRPC's too: a server that stops drops calls so, before a handler sees them.
+_BROKEN: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED)
 
 _BY_CODE: Final[dict[grpc.StatusCode, type[WaveppError]]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineExpired,
-    grpc.StatusCode.CANCELLED: errors.Cancelled,
     grpc.StatusCode.UNAUTHENTICATED: errors.Unauthenticated,
 }
 
