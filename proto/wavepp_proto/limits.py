@@ -99,6 +99,9 @@ MEMBER_TTL_S: Final = 10
 CLIENT_KEEPALIVE_TIME_MS: Final = 10_000
 CLIENT_KEEPALIVE_TIMEOUT_MS: Final = 5_000
 SERVER_MIN_PING_INTERVAL_MS: Final = 5_000
+ETCD_KEEPALIVE_TIME_MS: Final = 6_000
+"""Above the 5 s that an etcd server allows."""
+ETCD_KEEPALIVE_TIMEOUT_MS: Final = 3_000
 
 CONNECT_TIMEOUT_MS: Final = 2_000
 """Longest single attempt to connect, handshakes included."""
@@ -111,6 +114,8 @@ CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.enable_retries", 0),
+    # A proxy named in the environment is for the web, not for the members of a cluster.
+    ("grpc.enable_http_proxy", 0),
     # A restarted peer on the same address must be reached again at once.
     ("grpc.initial_reconnect_backoff_ms", 100),
     # In gRPC's core this is the time-out of one connection attempt: TLS to a busy host takes three round trips.

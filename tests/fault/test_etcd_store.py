@@ -10,6 +10,7 @@ import pytest
 
 from tests.harness.certs import make_certificates
 from tests.harness.etcd import RealEtcd
+from tests.harness.proxy import Proxy
 from wavepp_proto.errors import InvalidRequest, MembershipUnavailable, Unauthenticated
 from wavepp_proto.runtime.channels import ServerSecurity
 from wavepp_proto.runtime.etcd_client import EtcdOptions
@@ -251,3 +252,36 @@ async def test_lease_expires_when_the_clock_passes_its_time() -> None:
     assert (await store.get_prefix("/")).items == ()
     with pytest.raises(LeaseGone):
         await store.keep_alive(LeaseId(lease))
+
+
+async def test_connection_is_replaced_when_it_is_half_open(etcd: RealEtcd, prefix: str) -> None:
+    """etcd#11309: a connection that swallows everything is dialled again after one silent call; its watch ends."""
+    (endpoint,) = etcd.options.addresses()
+    async with Proxy(str(endpoint)) as proxy:
+        store = EtcdStore(EtcdOptions(endpoints=(proxy.address,), timeout_s=1.0))
+        try:
+            watch = store.watch(prefix, (await store.get_prefix(prefix)).revision + 1)
+            await store.get_prefix(prefix)
+            proxy.swallow()
+            with pytest.raises(MembershipUnavailable):
+                await store.get_prefix(prefix)
+            with pytest.raises(MembershipUnavailable):
+                await asyncio.wait_for(watch.next(), 30)
+            assert (await store.get_prefix(prefix)).items == ()
+            assert proxy.accepted == 2
+        finally:
+            await store.close()
+
+
+async def test_proxy_of_the_environment_is_ignored_when_etcd_is_dialled(
+    etcd: RealEtcd, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("no_grpc_proxy", raising=False)
+    store = etcd.open_store(20.0)
+    try:
+        assert (await store.get_prefix(prefix)).items == ()
+    finally:
+        await store.close()

@@ -29,6 +29,7 @@ class Proxy:
         self.accepted = 0
         self._writers: set[asyncio.StreamWriter] = set()
         self._pumps: set[asyncio.Task[None]] = set()
+        self._swallowed: set[asyncio.Task[None]] = set()
         self._flows = asyncio.Event()
         self._flows.set()
         self._down = False
@@ -65,6 +66,10 @@ class Proxy:
         """Deliver nothing until `heal`; connections stay."""
         self._flows.clear()
 
+    def swallow(self) -> None:
+        """Deliver nothing more on the connections there are; later ones come through: they are half-open."""
+        self._swallowed |= self._pumps
+
     def delay(self, seconds: float) -> None:
         """Deliver every piece this much later."""
         self._delay_s = seconds
@@ -99,6 +104,8 @@ class Proxy:
                     if self._delay_s:
                         await asyncio.sleep(self._delay_s)
                     await self._flows.wait()
+                    if asyncio.current_task() in self._swallowed:
+                        continue
                     sink.write(data)
                     await sink.drain()
         finally:

@@ -173,6 +173,16 @@ async def test_call_succeeds_when_plain(servers: Servers) -> None:
     assert await check(await servers.start(), channels.PLAIN_CLIENT) == health_pb2.HealthCheckResponse.SERVING
 
 
+async def test_call_succeeds_when_the_environment_names_a_proxy(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("no_grpc_proxy", raising=False)
+    assert await check(await servers.start(), channels.PLAIN_CLIENT) == health_pb2.HealthCheckResponse.SERVING
+
+
 async def test_call_succeeds_when_both_ends_show_certificates(servers: Servers, certificates: Certificates) -> None:
     port = await servers.start(
         ServerSecurity(ca=certificates.ca, cert=certificates.server_cert, key=certificates.server_key)

@@ -69,13 +69,15 @@ class EtcdOptions:
 
 
 class EtcdConnection:
-    """Clients for all endpoints, made when first needed and kept: a retry uses the live channel."""
+    """Clients for all endpoints, made when first needed and kept until a connection falls silent."""
 
     def __init__(self, options: EtcdOptions) -> None:
         self._options = options
         self._addresses = options.addresses()
         self._turn = 0
         self._clients: dict[Address, Any] = {}
+        self._answered: set[Address] = set()
+        """Endpoints whose present client has had an answer: its connection stood once."""
         self._etcd3 = load_etcd3()
 
     def perform(self, operation: Callable[[Any], T]) -> T:
@@ -125,7 +127,9 @@ class EtcdConnection:
                 client = self._clients[self._current] = self._make_client(self._current)
                 # The token travels as metadata already; as call credentials gRPC refuses it on plain channels.
                 client.call_credentials = None
-            return operation(client)
+            answer = operation(client)
+            self._answered.add(self._current)
+            return answer
         except etcd3.Etcd3Exception as error:
             raise self._unavailable(error.__context__ or error) from error
         except grpc.RpcError as error:
@@ -138,10 +142,15 @@ class EtcdConnection:
     def _unavailable(self, error: BaseException) -> MembershipUnavailable:
         address = self._current
         self._turn += 1
+        if address in self._answered and _is_silence(error):
+            # A half-open connection swallows everything and never breaks: only a new one tells. Its watches end with
+            # it. One that never answered may still be connecting and is let be.
+            self._drop(address)
         details = error.details() if isinstance(error, grpc.RpcError) else str(error)
         return MembershipUnavailable(f"etcd at {address} does not answer: {details}", endpoint=str(address))
 
     def _drop(self, address: Address) -> None:
+        self._answered.discard(address)
         client = self._clients.pop(address, None)
         if client is not None:
             client.close()
@@ -165,3 +174,7 @@ class EtcdConnection:
             host, address.port, credentials is not None, credentials, time_retry=0, opts=ETCD_CHANNEL_OPTIONS
         )
         return multi([endpoint], failover=True, **common)
+
+
+def _is_silence(error: BaseException) -> bool:
+    return isinstance(error, grpc.RpcError) and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED

@@ -21,8 +21,9 @@ from wavepp_proto.runtime.record import decode_record, member_key, members_prefi
 from wavepp_proto.runtime.store import STORE_TROUBLE, Listing, MembershipStore, RevisionCompacted, StoreEvent
 from wavepp_proto.terms import DaemonKey, Incarnation, MemberRecord
 
-RELIST_S: Final = 30.0
-"""A listing this old is taken again even if the watch says nothing."""
+RELIST_S: Final = 5.0
+"""A listing this old is taken again even if the watch says nothing: it finds what a silent watch has missed, and a
+connection that does not answer, well within the time for which a request waits (PIPELINE_WAIT_MS)."""
 
 _log = get_log(__name__)
 
