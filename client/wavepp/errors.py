@@ -70,3 +70,7 @@ __all__ = [
     "UnknownRequest",
     "WaveppError",
 ]
+
+for _error in BY_REASON.values():
+    # Tracebacks and pickles show the name that users import.
+    _error.__module__ = __name__

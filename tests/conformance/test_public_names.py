@@ -142,3 +142,7 @@ def test_import_brings_in_nothing_heavy_when_not_needed(code: str, absent: set[s
     script = f"{code}\nimport sys\nprint(sorted({heavy!r} & set(sys.modules)))"
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert ran.stdout.strip() == "[]"
+
+
+def test_errors_show_the_module_that_users_import() -> None:
+    assert {cls.__module__ for cls in BY_REASON.values()} == {"wavepp.errors"}
