@@ -298,8 +298,11 @@ def test_small_wave_waits_for_who_is_missing_and_less_each_time_that_nobody_come
     assert ask("e", 5.0).wait_until == pytest.approx(5.010)
 
 
-def test_full_wave_never_waits() -> None:
-    assert policy().plan(view(lanes(*[128_000] * 8), flying([M], [M], [M], [M], [M], [M], [M]))).rows
+def test_full_wave_waits_while_others_wait_before_it_so_that_short_prompts_need_not_stand_behind_it() -> None:
+    """Seven of 173.84 ms lie before the first stage: it is sent when one of them still waits there."""
+    seven = flying([M], [M], [M], [M], [M], [M], [M])
+    assert policy().plan(view(lanes(*[128_000] * 8), seven)).wait_until == pytest.approx(6 * 0.17384)
+    assert policy().plan(view(lanes(*[128_000] * 8), seven[:1])).rows
 
 
 def test_mpu_plans_when_the_model_is_not_believed() -> None:

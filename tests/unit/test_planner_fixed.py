@@ -114,7 +114,18 @@ LONG = lane("long", 0, 1000)
 
 def test_short_rests_go_before_a_longer_prompt_in_their_own_order() -> None:
     lanes = [LONG, lane("other long", 0, 500), lane("s1", 16, 50), lane("s2", 0, 20)]
-    assert names(ShortFirst(0.25, 128).order(lanes, 4)) == ["s1", "s2", "long", "other long"]
+    assert names(ShortFirst(0.5, 128).order(lanes, 4)) == ["s1", "s2", "long", "other long"]
+
+
+def test_next_short_prompt_goes_first_once_what_the_last_one_overdrew_is_earned_again() -> None:
+    """96 of a wave of 128 are 64 more than its share of 32: two waves of the long one earn them. With credit for a
+    whole wave, one prompt after the other went first, and every wave cut the long one and read its prefix again."""
+    first, shown = ShortFirst(0.25, 128), list[str]()
+    for number in range(7):
+        rows = plan_fixed(first.order([LONG, lane(f"s{number}", 0, 96)], 2), 128, 8, B)
+        first.sent(rows)
+        shown.append(rows[0].key.request_id)
+    assert shown == ["s0", "long", "long", "s3", "long", "long", "s6"]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +144,7 @@ def test_order_stays_when_no_short_rest_of_its_class_waits_behind_a_longer_one(
 
 
 def test_short_prompts_get_no_more_than_their_share_however_many_come() -> None:
-    """A quarter of the tokens, after a first wave's worth: the long prompt's time is bounded."""
+    """A quarter of the tokens: the long prompt's time is bounded."""
     first, share, wave = ShortFirst(0.25, 128), 0.25, 128
     given = {"long": 0, "short": 0}
     for number in range(100):
@@ -152,4 +163,4 @@ def test_tokens_that_were_not_moved_ahead_spend_nothing() -> None:
         first.order([LONG], 1)
         first.sent(plan_fixed([LONG], 128, 8, B))
     lanes = [LONG, *(lane(f"s{i}", 0, 64) for i in range(8))]
-    assert names(first.order(lanes, 9)) == ["s0", "s1", "long", "s2", "s3", "s4", "s5", "s6", "s7"]
+    assert names(first.order(lanes, 9)) == ["s0", "long", "s1", "s2", "s3", "s4", "s5", "s6", "s7"]

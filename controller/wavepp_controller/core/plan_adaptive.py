@@ -262,14 +262,15 @@ class AdaptivePolicy:
     def _hold(self, view: PlanView, rows: Sequence[Row], took: float, target: float, costs: StageCosts) -> float | None:
         """Until when a wave waits; None if it goes.
 
-        A full one never waits. While the slowest stage is busy until later, waiting costs nothing: one as long as it
-        should be waits while another one waits before it, one that is shorter until the stage is nearly free. That one
+        While the slowest stage is busy until later, waiting costs nothing, and a short prompt that comes meanwhile does
+        not stand behind it: one as long as it should be, a full one too, waits while another one waits before it, one
+        that is shorter until the stage is nearly free. That one
         is also worth waiting for up to c if a round is open or somebody of the crowd is missing, as who ended in one
         wave comes back one after the other: so much is saved if they come along.
         """
-        tokens = sum(row.length for row in rows)
-        if not view.in_flight or 2 * tokens > 2 * view.wave_tokens - view.block_tokens:
+        if not view.in_flight:
             return None
+        tokens = sum(row.length for row in rows)
         rest = sum(lane.prompt_tokens - lane.start for lane in view.lanes) - tokens
         small = not rest and took < SMALL * target
         own_s = (took + costs.c_us) / 1e6

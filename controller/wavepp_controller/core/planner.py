@@ -76,9 +76,10 @@ class WaveBudget:
 class ShortFirst:
     """Lets what ends within one wave go before a longer prompt that came earlier, for a share of the tokens.
 
-    Every wave earns `share` of its tokens, up to one wave's; a lane that is moved ahead spends its own. While there is
-    credit, lanes with a rest of at most M go before a first lane that has more. So a short prompt waits for the waves
-    that are under way and for the short ones before it, and a long one gets 1 - share of the tokens at least: it takes
+    Every wave earns `share` of its tokens, up to the share of a full one; a lane that is moved ahead spends its own,
+    and the last one may overdraw. Once the credit is whole, lanes with a rest of at most M go before a first lane with
+    more: earlier, every wave would be cut for them and prefixes read again. So a short prompt waits for the waves that
+    are under way and for the short ones before it, and a long one gets 1 - share of the tokens at least: it takes
     1 / (1 - share) times as long at most, and one wave more.
     """
 
@@ -91,13 +92,14 @@ class ShortFirst:
     """Lanes that were moved ahead for the wave that is planned."""
 
     def __post_init__(self) -> None:
-        self._credit = float(self.wave_tokens)
+        self._credit = self.share * self.wave_tokens
 
     def order(self, lanes: Sequence[Lane], peers: int) -> Sequence[Lane]:
         """`lanes` as the policy is to serve them; only the first `peers`, of one class, change places."""
         self._ahead = frozenset()
         first = lanes[0]
-        if not self.share or first.prompt_tokens - first.start <= self.wave_tokens:
+        whole = self._credit >= self.share * self.wave_tokens
+        if not self.share or not whole or first.prompt_tokens - first.start <= self.wave_tokens:
             return lanes
         short: list[Lane] = []
         left = self._credit
@@ -117,7 +119,7 @@ class ShortFirst:
         """The wave that was planned with the last order."""
         tokens = sum(row.length for row in rows)
         spent = sum(row.length for row in rows if row.key in self._ahead)
-        self._credit = min(self._credit + self.share * tokens, float(self.wave_tokens)) - spent
+        self._credit = min(self._credit + self.share * tokens - spent, self.share * self.wave_tokens)
 
 
 def _cuts(lane: Lane, end: int) -> bool:
