@@ -15,11 +15,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Self
 
-from wavepp._prompt import pack
 from wavepp._request import with_tokens
 from wavepp._retry import Retrier
 from wavepp._span import RUN, RUN_MANY, SUBMIT, outcome_facts, reason_of
-from wavepp._tokenizer import Tokenizers, first_text
+from wavepp._tokenizer import Tokenizers, first_text, packed
 from wavepp._types import PrefillResult, Tokenizer
 from wavepp._wire import Event, Submission, Wire
 from wavepp_proto import limits
@@ -183,7 +182,7 @@ class PrefillStream:
     async def _tokenize(self) -> None:
         if self._text is not None:
             self._tokenizer = await self._shared.tokenizers.of(self._request.pipeline)
-            token_ids = pack(await asyncio.to_thread(self._tokenizer.encode, self._text))
+            token_ids = await asyncio.to_thread(packed, self._tokenizer, self._text)
             self._request, self._text = with_tokens(self._request, token_ids), None
 
     async def _call(self) -> tuple[PipelineId, Admitted | None, Finished | Failed]:

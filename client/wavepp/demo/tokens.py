@@ -45,7 +45,10 @@ class ModelText:
     @property
     def chats(self) -> bool:
         """Whether the vocabulary has ChatML's marks as single tokens."""
-        return self.tokenizer is not None and len(self.tokenizer.encode(CHAT_START)) == 1
+        if self.tokenizer is None:
+            return False
+        # Without what a post-processor puts around every text.
+        return len(self.tokenizer.encode(CHAT_START)) - len(self.tokenizer.encode("")) == 1
 
     def encode(self, system: str, user: str, begun: str) -> tuple[int, ...]:
         """A whole prompt up to where the model goes on with the answer, which begins with `begun`.
