@@ -68,7 +68,7 @@ def command(
     aged_every: Annotated[
         int,
         typer.Option(
-            "--aged-every", envvar="WAVEPP_AGED_EVERY", help="One in so many served requests may be an aged one."
+            "--aged-every", envvar="WAVEPP_AGED_EVERY", help="One in so many served tokens may be of an aged request."
         ),
     ] = 16,
     queue_requests: Annotated[

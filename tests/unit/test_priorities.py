@@ -124,8 +124,8 @@ def lanes(pipeline: FakePipeline) -> list[list[str]]:
     return [[row.key.request_id for row in rows] for rows in pipeline.waves()]
 
 
-def made(place: int, priority: int) -> Request:
-    prefill = request(f"r{place}", 1, priority=priority)
+def made(place: int, priority: int, tokens: int = 1) -> Request:
+    prefill = request(f"r{place}", tokens, priority=priority)
     scope = HashScope("m", "l")
     one = Request(prefill, scope, BLOCK, 0.0, 1.0, 0.0, PhaseLog(prefill.request_id, 0.0, 0.0), life=place)
     one.place = place
@@ -239,3 +239,17 @@ def test_block_size_prompts_of_all_classes_finish_once_each() -> None:
         pipeline.submit(name, BLOCK + number, priority=number % 19 - 9)
     finish(pipeline)
     assert sorted(prepared(pipeline)) == sorted([*names, "z"])
+
+
+def test_long_aged_request_is_paid_for_by_its_tokens() -> None:
+    order, served = RankedOrder(most_bypasses=1, aged_every=4), list[int]()
+    for place, tokens in ((0, 5), (1, 1)):
+        order.add(made(place, -1, tokens))
+    for place in range(2, 40):
+        order.add(made(place, 9))
+    while (head := order.head) is not None:
+        order.discard(head)
+        order.serve(head)
+        served.append(head.place)
+    # the first is aged at once; 3 x 5 tokens of the high class before the second may be
+    assert [served.index(0), served.index(1)] == [1, 17]

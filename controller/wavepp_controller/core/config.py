@@ -46,7 +46,7 @@ class ControllerConfig:
     most_bypasses: int = 8
     """Later requests of a higher priority that may go before a request; then it is aged. 0 = classes do not count."""
     aged_every: int = 16
-    """One in so many requests that are served may be an aged one that goes before every class."""
+    """One in so many tokens that are served may be of an aged request, which goes before every class."""
     attempts: int = 1
     """Formations that one request may hold cache in before its loss is final."""
     default_deadline_ms: int = limits.DEFAULT_DEADLINE_MS

@@ -2,15 +2,16 @@
 
 Owns an ordered set of requests and the count of who overtook whom: a request goes before those that came
 earlier with a lower priority. One that was overtaken as often as the setting allows is aged: it stands before every
-class, but only one in so many that are served may be an aged one, or a low class at three times the load that can be
-served would hold up the high one (everything below it is aged then). Used for the ready order and for the lanes of
-waves. Does not decide whether a request may be served.
+class, but only one token in so many that are served may be of an aged one: at three times the load that can be served
+everything below the high class is aged, and would hold it up. Used for the ready order and for the lanes of waves.
+Does not decide whether a request may be served.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
+from heapq import heappop, heappush
 from math import inf
 
 from wavepp_controller.core.request import Request
@@ -19,10 +20,10 @@ from wavepp_controller.core.request import Request
 class RankedOrder:
     def __init__(self, most_bypasses: int, aged_every: int) -> None:
         self._most, self._aged_every = most_bypasses, aged_every
-        self._since_aged = aged_every
-        """Requests served since the last one that was aged."""
-        self._aged: dict[int, Request] = {}
-        """By life: overtaken often enough and not promoted yet, in the order in which that came about."""
+        self._owed = 0.0
+        """Tokens to be served before the next aged request: `aged_every` times those of the last one, its own too."""
+        self._aged: list[tuple[float, int, Request]] = []
+        """Heap by (place, life): overtaken often enough and not promoted yet; an entry may be out of date."""
         self._order: list[Request] = []
         self._counted: tuple[int, int] | None = None
         """(life, place) of the last one served, as long as all that it overtakes have counted it."""
@@ -49,7 +50,7 @@ class RankedOrder:
         if not self._most:
             request.promoted = True  # classes count for nothing
         elif len(request.overtaken_by) >= self._most and not request.promoted:
-            self._aged[request.life] = request
+            heappush(self._aged, (request.place, request.life, request))
         if self._counted is not None and request.life != self._counted[0] and request.place < self._counted[1]:
             self._counted = None
         insort(self._order, request, key=_rank)
@@ -70,19 +71,19 @@ class RankedOrder:
         for other in self._overtaken(request):
             other.overtaken_by.add(request.life)
             if len(other.overtaken_by) == self._most and not other.promoted:
-                self._aged[other.life] = other
+                heappush(self._aged, (other.place, other.life, other))
         self._counted = counted
-        self._since_aged += 1
+        self._owed = max(0.0, self._owed - request.prompt_tokens)
         self._promote()
 
     def _promote(self) -> None:
         """The next aged request stands before every class, if enough others were served since the last."""
-        while self._aged and self._since_aged >= self._aged_every:
-            request = self._aged.pop(next(iter(self._aged)))
-            if request in self:
+        while self._aged and not self._owed:
+            _, _, request = heappop(self._aged)
+            if request in self and not request.promoted:
                 self.discard(request)
                 request.promoted = True
-                self._since_aged = 0
+                self._owed = float(self._aged_every) * request.prompt_tokens
                 self.add(request)
 
     def _overtaken(self, request: Request) -> list[Request]:
