@@ -228,6 +228,7 @@ class _AdminService(admin_pb2_grpc.AdminServicer):
             block_tokens=description.block_tokens,
             window=description.window,
             running_requests=len(self._live),
+            ready=description.ready,
         )
         return admin_pb2.StatusResponse(
             version=__version__,

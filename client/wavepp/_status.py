@@ -78,6 +78,10 @@ class StageStatus:
     """Holds and announcements of nobody, found and released in this formation."""
     costs: StageCosts | None = None
     """What its waves were learnt to take; None before the first report."""
+    executing_wave: int | None = None
+    """What its engine computed at its last heartbeat; None between two waves."""
+    executing_ms: int = 0
+    """Since it was given that wave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +114,8 @@ class PipelineStatus:
     """Why the last formation ended; None if none did."""
     missing: tuple[DaemonKey, ...] = ()
     """Places without a daemon: stage and rank."""
+    ready: bool = False
+    """A request that comes now is served."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +154,7 @@ class ClusterStatus:
     leader: bool
     draining: bool
     ready: bool
-    """Recent progress, not only a living process."""
+    """It leads, takes requests, and some pipeline is ready."""
     membership_frozen: bool
     """etcd does not answer: membership stands still."""
     pid: int
@@ -193,6 +199,7 @@ def _stage_from_pb(message: pb.StageStatus) -> StageStatus:
         groups=tuple(message.groups),
         costs=_copy(StageCosts, message.costs) if message.HasField("costs") else None,
         inventory_age_ms=message.inventory_age_ms if message.HasField("inventory_age_ms") else None,
+        executing_wave=message.executing_wave if message.HasField("executing_wave") else None,
     )
 
 

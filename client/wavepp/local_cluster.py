@@ -34,6 +34,11 @@ from wavepp_proto.v1 import admin_pb2, admin_pb2_grpc
 
 __all__ = ["Child", "LocalCluster", "LocalPlan"]
 
+CONTROLLERS_OWN = (
+    "headroom_blocks", "share_tokens", "policy", "mode", "min_wave_tokens", "fills", "short_share", "model_file",
+    "hang_ms", "first_wave_ms",
+)  # fmt: skip
+"""Of the plan: what the controller knows by itself unless it is given."""
 POLL_S = 0.1
 STOP_S = 15.0
 
@@ -82,8 +87,7 @@ class LocalCluster:
         argv = [*self._common(), "--listen", listen or plan.listen]
         argv += ["--wave-tokens", str(plan.wave_tokens), "--silence-ms", str(plan.silence_ms)]
         argv += ["--snapshot-tokens", str(plan.snapshot_tokens)]
-        settings = ("headroom_blocks", "share_tokens", "policy", "mode", "min_wave_tokens", "fills", "short_share")
-        for name in (*settings, "model_file"):
+        for name in CONTROLLERS_OWN:
             value = getattr(plan, name)
             argv += [f"--{name.replace('_', '-')}", str(value)] if value is not None else []
         if plan.link:

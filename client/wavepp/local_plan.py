@@ -70,6 +70,10 @@ class LocalPlan:
     otlp: str | None = None
     trace_sample: float = 1.0
     silence_ms: int = 1250
+    hang_ms: int | None = None
+    """Least by which a wave may exceed its prediction; None leaves it to the controller, as the next."""
+    first_wave_ms: int | None = None
+    """What a stage may take for its first wave."""
     headroom_blocks: int | None = None
     """Blocks of every pool that are promised to nobody; None leaves it to the controller."""
     snapshot_tokens: int = 8192
@@ -114,6 +118,9 @@ class LocalPlan:
         _one_of("mode", self.mode, MODES)
         if self.min_wave_tokens is not None:
             _between("min_wave_tokens", self.min_wave_tokens, limits.MAX_WAVE_TOKENS)
+        for name in ("hang_ms", "first_wave_ms"):
+            if getattr(self, name) is not None:
+                _between(name, getattr(self, name), limits.MAX_DEADLINE_MS)
         if self.fills is not None:
             _between("fills", self.fills, limits.MAX_STAGES, least=0)
         if self.short_share is not None and not 0 <= self.short_share <= limits.MOST_SHORT_SHARE:

@@ -74,6 +74,8 @@ def command(
     queue_requests: Annotated[
         int, typer.Option("--queue-requests", envvar="WAVEPP_QUEUE_REQUESTS", help="Most waiting requests.")
     ] = 1024,
+    hang_ms: opt.HangMs = None,
+    first_wave_ms: opt.FirstWaveMs = None,
     headroom_blocks: opt.HeadroomBlocks = None,
     snapshot_tokens: opt.SnapshotTokens = 8192,
     share_tokens: opt.ShareTokens = None,
@@ -112,6 +114,7 @@ def command(
         config = ControllerConfig(
             wave_tokens=wave_tokens, policy=policy, link=opt.link_kind(link) if link else None, silence_ms=silence_ms,
             most_bypasses=most_bypasses, aged_every=aged_every,
+            hang_ms=hang_ms, first_wave_ms=first_wave_ms,
             max_queued_requests=queue_requests, floor_blocks=headroom_blocks, snapshot_tokens=snapshot_tokens,
             share_tokens=share_tokens, inventory_ms=inventory_ms, mode=mode,
             min_wave_tokens=min_wave_tokens, fills=fills,

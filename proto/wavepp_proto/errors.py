@@ -42,6 +42,8 @@ from typing import ClassVar
 from wavepp_proto.terms import ErrorInfo
 
 Field = str | int | float | None
+ENGINE_HUNG = "ENGINE_HUNG"
+"""Field `cause` of a STAGE_LOST whose stage lives, while its engine does not return from a wave."""
 
 
 class WaveppError(Exception):

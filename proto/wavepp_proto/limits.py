@@ -91,6 +91,14 @@ CALL_DEADLINE_MS: Final = 5_000
 PIPELINE_WAIT_MS: Final = 30_000
 """Longest wait of a queued request for a pipeline that is not formed."""
 WAVE_TIMEOUT_MS: Final = 60_000
+"""Longest that a wave whose input is there may wait for its engine, and that one payload may travel."""
+HANG_MS: Final = 5_000
+"""Least by which a wave may exceed its prediction before its engine counts as hung."""
+FIRST_WAVE_MS: Final = 120_000
+"""What a wave may take on an engine that says nothing else and of which nothing was learnt: it may compile."""
+FILL_TIMEOUT_MS: Final = 3_600_000
+"""Longest that a link waits for the next wave to set out. The controller times each stage; this alone ends the wait for
+a host that vanished without a word."""
 INVENTORY_MS: Final = 5_000
 """Between two comparisons of holds, controller against daemon."""
 MEMBER_TTL_S: Final = 10

@@ -479,6 +479,8 @@ class Heartbeat:
     """The daemon wants to leave: admit nothing new, end the formation when nothing runs."""
     reported_wave: WaveOrdinal = WaveOrdinal(0)
     """From the controller: last wave whose report it has; later reports are sent again on a new stream."""
+    executing_ms: int = 0
+    """Since the engine was given the executing wave, on the daemon's own clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -690,3 +692,5 @@ class JoinReply:
     """As in the member record, which follows."""
     host_pool_blocks: int | None = None
     """None from a daemon of an earlier version: as planned."""
+    wave_allowance_ms: int | None = None
+    """Longest that one wave may take on its engine while nothing was learnt of it; None from an earlier version."""

@@ -263,7 +263,7 @@ class SimController:
         for key, link in list(self._links.items()):
             if key.pipeline == action.pipeline and link.plan.fence.formation == action.formation:
                 del self._links[key]
-                link.end(targets.get(key))
+                link.end(targets.get(key), action.cause)
 
 
 def _announcement(action: ev.AnnounceRequest, fence: Fence, with_tokens: bool) -> AnnounceFrame:

@@ -18,6 +18,8 @@ RANKED = 0.2
 """Share of seeds whose stages have two ranks."""
 UNLIKE = 0.15
 """Share of seeds with faults that may cost requests in which a stage has another dtype for a while."""
+HANGING = 0.15
+"""Share of the other seeds with faults in which an engine hangs."""
 SPAN_US = 600_000
 """Requests come and things break within this much virtual time."""
 CHECK_EVERY = 8
@@ -55,6 +57,8 @@ def draw(seed: int, requests: int) -> Plan:
         acts += _not_finite(Random(f"wavepp-nan-{seed}"), options, requests)
         if kinds != _HARMLESS:
             acts += _unlike(Random(f"wavepp-unlike-{seed}"), options)
+    if mood >= CALM + HARMLESS:
+        acts += _hang(Random(f"wavepp-hang-{seed}"), options)
     return plan_of(options, acts)
 
 
@@ -239,6 +243,14 @@ def _unlike(rng: Random, options: dict[str, str]) -> list[Act]:
     at = int(rng.random() * SPAN_US)
     until = at + int(rng.choice((100_000, 2_000_000, 40_000_000)) * rng.random())
     return [Act(at, f"restart stage {place} dtype=float16"), Act(until, f"restart stage {place}")]
+
+
+def _hang(rng: Random, options: dict[str, str]) -> list[Act]:
+    """An engine that does not return from a wave, in some clusters."""
+    if rng.random() >= HANGING:
+        return []
+    place = _name(rng.randrange(_stages(options)), rng.randrange(_ranks(options)))
+    return [Act(int(rng.random() * SPAN_US), f"hang stage {place}")]
 
 
 def _usurped(rng: Random, options: dict[str, str], at: int) -> list[Act]:

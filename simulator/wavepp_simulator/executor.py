@@ -81,6 +81,9 @@ class SimExecutor:
         self.costs = costs
         self.serving: Serving | None = None
         self.executing: WaveOrdinal | None = None
+        self.executing_since = 0.0
+        self.hangs = False
+        """The engine will not return from the next wave, by a scenario's wish."""
         self._busy = False
         self._copies_ended = 0
         self._ending: list[tuple[Serving | None, Callable[[], None]]] = []
@@ -201,7 +204,10 @@ class SimExecutor:
         if void:
             work = replace(work, rows=tuple(replace(row, void=bool(void >> i & 1)) for i, row in enumerate(work.rows)))
         tokens = sum(row.length for row in work.rows if not row.void)
-        self.executing = ordinal
+        self.executing, self.executing_since = ordinal, self._stage.now
+        if self.hangs:
+            self.hangs, self._busy = False, True  # for ever: nothing calls a thread back
+            return
         cost = self.costs.wave_s + self.costs.token_s * tokens
         self._occupy(cost, lambda: self._finish(serving, work, payload, void, prepared.faults))
 

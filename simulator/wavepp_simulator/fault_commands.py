@@ -86,8 +86,9 @@ def reform(world: World, words: list[str], options: dict[str, str]) -> None:
 
 
 def process(verb: str, world: World, words: list[str], options: dict[str, str]) -> None:
-    """crash | restart | pause | resume | cut | drain, of stage N (its rank R: N.R) or of the controller; cut link N
-    (or N.R), to the next. `restart stage N dtype=float16`: with another dtype than the others."""
+    """crash | restart | pause | resume | cut | drain | hang, of stage N (its rank R: N.R) or of the controller (which
+    does not hang); cut link N (or N.R), to the next. `restart stage N dtype=float16`: with another dtype than the
+    others."""
     match words:
         case ["stage", place] if verb == "restart" and options:
             mishaps.restart_stage(world, world.place_named(place), options["dtype"])
@@ -114,6 +115,7 @@ _STAGE: dict[str, Callable[[World, int], None]] = {
     "resume": mishaps.resume_stage,
     "cut": mishaps.cut_stage,
     "drain": mishaps.drain_stage,
+    "hang": mishaps.hang_stage,
 }
 _CONTROLLER: dict[str, Callable[[World], None]] = {
     "crash": mishaps.crash_controller,

@@ -17,6 +17,7 @@ from wavepp_proto.errors import StageLost, StaleMessage, WaveppError
 from wavepp_proto.limits import CALL_DEADLINE_MS
 from wavepp_proto.terms import (
     AnnounceFrame,
+    ErrorInfo,
     Fence,
     Heartbeat,
     HoldKey,
@@ -231,13 +232,13 @@ class SimLink:
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def end(self, fence: Fence | None) -> None:
+    def end(self, fence: Fence | None, cause: ErrorInfo) -> None:
         """Tell the daemon that its formation ended (best effort, bounded), then close."""
         self._closed = True
         if fence is None:
             self.close()
             return
-        self._call(lambda answer: answer(self.stage.end_formation(fence)), self._told, END_DEADLINE_S)
+        self._call(lambda answer: answer(self.stage.end_formation(fence, cause)), self._told, END_DEADLINE_S)
 
     def _told(self, _: WaveppError | None) -> None:
         self.close()

@@ -131,6 +131,12 @@ def break_row(world: World, place: int, request_id: str) -> None:
     world.stages[place].engine.broken.add(request_id)
 
 
+def hang_stage(world: World, place: int) -> None:
+    """The stage's engine does not return from its next wave; its heart goes on beating."""
+    _note(world, f"stage {_name(world, place)} will hang in its next wave")
+    world.stages[place].executor.hangs = True
+
+
 def drain_stage(world: World, place: int) -> None:
     """SIGTERM to a stage: it asks, by heartbeat, to be let go."""
     _note(world, f"stage {_name(world, place)} wants to leave")

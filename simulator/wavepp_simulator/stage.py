@@ -8,13 +8,14 @@ streams (`session`) or faults (`mishaps`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
-from wavepp_proto.errors import JoinRefused, WaveppError
+from wavepp_proto.errors import ENGINE_HUNG, JoinRefused, WaveppError
 from wavepp_proto.terms import (
     CacheGroup,
     ErrorInfo,
@@ -29,6 +30,7 @@ from wavepp_proto.terms import (
     WaveOrdinal,
     WaveReport,
 )
+from wavepp_simulator import mishaps
 from wavepp_simulator.copier import SimCopier
 from wavepp_simulator.engine import EngineShape, Outcome, Payload, SimEngine
 from wavepp_simulator.executor import Costs, SimExecutor
@@ -46,6 +48,10 @@ if TYPE_CHECKING:
     from wavepp_simulator.world import World
 
 RECONNECT_S = 0.1
+HUNG_S, BLAMED_S = 40.0, 1.0
+"""How long an ended formation may keep the executor before the process exits, and if its engine is to blame."""
+RESTART_S = 1.0
+"""Until the supervisor starts it again."""
 Answer = Callable[[JoinReply | WaveppError], None]
 
 
@@ -168,19 +174,28 @@ class SimStage:
         self._watch_silence(plan)
         capacity = self.machine.capacity()
         pools, states = plan.pool_blocks, plan.state_slots
-        answer(JoinReply(plan.fence, plan.key, pools, False, plan.groups, 2, 8, capacity, state_slots=states))
+        costs = self.executor.costs
+        allowed = math.ceil(1e3 * (costs.wave_s + costs.token_s * plan.wave_tokens))
+        answer(
+            JoinReply(
+                plan.fence, plan.key, pools, False, plan.groups, 2, 8, capacity, state_slots=states,
+                wave_allowance_ms=allowed,
+            )
+        )  # fmt: skip
 
-    def end_formation(self, fence: Fence) -> WaveppError | None:
+    def end_formation(self, fence: Fence, cause: ErrorInfo) -> WaveppError | None:
         """End the formation that `fence` names, if it is still the present one."""
         try:
             actions = self.post(ev.FormationEnd(fence, self.now))
         except WaveppError as error:
             return error
         if any(isinstance(action, ev.FormationEnded) for action in actions):
-            self._leave(lambda: None)
+            told, key = dict(cause.fields), self.record.key
+            mine = (told.get("cause"), told.get("stage"), told.get("rank"))
+            self._leave(lambda: None, blamed=mine == (ENGINE_HUNG, str(key.stage), str(key.rank)))
         return None
 
-    def _leave(self, done: Callable[[], None]) -> None:
+    def _leave(self, done: Callable[[], None], *, blamed: bool = False) -> None:
         """The core has ended the formation: stop serving it. `done` once nothing of it touches a block."""
         left, self.plan = self.plan, None
         if left is not None:
@@ -188,7 +203,21 @@ class SimStage:
             if self._session is not None:
                 self._session.formation_ended(left.fence.formation)
         self.neighbours.close()
-        self.executor.end(done)
+        waiting = [done]
+        self.executor.end(lambda: waiting.pop()())
+        if waiting:
+            wait_s = BLAMED_S if blamed else HUNG_S
+            self.process.after(wait_s, lambda: self._exit() if waiting else None, background=True)
+
+    def _exit(self) -> None:
+        """Its executor does not come back: the process ends, and its supervisor starts another."""
+        self.world.note(self.process.name, f"exits: wave {self.executor.executing} does not end", "stage")
+        self.process.kill()
+        self.world.agenda.at(self.now + RESTART_S, self._succeed)
+
+    def _succeed(self) -> None:
+        if self.world.stages[self.place] is self:
+            mishaps.restart_stage(self.world, self.place)
 
     def supersede(self, session: Session) -> None:
         """A new wave stream closes its predecessor."""
@@ -264,6 +293,7 @@ class SimStage:
             fence=Fence(fence.epoch, fence.formation, fence.incarnation),
             count=count,
             executing_wave=self.executor.executing,
+            executing_ms=int((self.now - self.executor.executing_since) * 1e3) if self.executor.executing else 0,
             queued_waves=len(self.executor.serving.queue) if self.executor.serving else 0,
             capacity=self.machine.capacity(),
             draining=self.draining,

@@ -311,6 +311,8 @@ class FakePipeline:
         """Stages that answer nothing and send no heartbeat."""
         self.deaf_places: set[tuple[int, int]] = set()
         """The same by stage and rank."""
+        self.executing: dict[int, tuple[int, float]] = {}
+        """Which wave a stage's heartbeats name, and since when (event time)."""
         self.daemons: dict[DaemonKey, FakeDaemon] = {}
         self._queue: deque[Action] = deque()
         if start:
@@ -353,9 +355,23 @@ class FakePipeline:
             self.now = min(end, self.now + 0.05)
             for daemon in self.daemons.values():
                 if self.hears(daemon.plan.key):
-                    beat = Heartbeat(daemon.fence(0), 1, queued_waves=self.queued_waves(daemon.plan.key))
-                    self.post(BeatArrived(daemon.plan.key, beat, self.now))
+                    self.post(BeatArrived(daemon.plan.key, self.beat(daemon), self.now))
             self.post(Tick(self.now))
+
+    def beat(self, daemon: FakeDaemon) -> Heartbeat:
+        key = daemon.plan.key
+        beat = Heartbeat(daemon.fence(0), 1, queued_waves=self.queued_waves(key))
+        if key.stage not in self.executing:
+            return beat
+        wave, since = self.executing[key.stage]
+        return replace(beat, executing_wave=WaveOrdinal(wave), executing_ms=round((self.now - since) * 1e3))
+
+    def report_wave(self, wave: SendWave, stage: int) -> None:
+        """One stage is done with a wave that the test holds back."""
+        daemon = self.daemon(stage)
+        fence = daemon.fence(wave.ordinal)
+        report = daemon.report(wave, fence, 0, self.tells_tokens(daemon.plan.key))
+        self.post(ReportArrived(daemon.plan.key, report, self.now))
 
     def queued_waves(self, key: DaemonKey) -> int:
         """What a heartbeat says; waves that the test holds back count as arrived."""

@@ -200,6 +200,13 @@ MUTANTS = (
         quick=False,
     ),
     Mutant(
+        "engine that hangs not noticed",
+        f"{CONTROLLER}.wave_watch",
+        "WaveWatch.overdue",
+        "if spent_s > limit_s else None",
+        "if False else None",
+    ),
+    Mutant(
         "resend of waves forgotten",
         f"{CONTROLLER}.service",
         "Service.resume",

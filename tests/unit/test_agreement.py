@@ -104,10 +104,10 @@ def test_every_field_of_a_record_is_compared_or_may_differ_for_a_reason() -> Non
 def test_every_fact_of_a_loaded_engine_is_compared_or_may_differ_for_a_reason() -> None:
     compared = {"hidden", "loaded_layers", "groups"}
     free = {"bytes_per_block", "bytes_per_state", "device"}  # of a band as long as the stage's, on a device of its own
-    assert {field.name for field in fields(EngineFacts)} == compared | free
+    assert {field.name for field in fields(EngineFacts)} == compared | free | {"wave_allowance_s"}
     reply = {field.name for field in fields(JoinReply)}
     answers = {"fence", "key", "pool_blocks", "host_pool_blocks", "state_slots", "capacity", "needs_tokens"}
-    assert reply == compared | free | answers | {"engine_load"}
+    assert reply == compared | free | answers | {"engine_load", "wave_allowance_ms"}
 
 
 def test_every_trait_of_an_engine_belongs_to_its_kind_or_is_in_the_record() -> None:

@@ -52,6 +52,7 @@ def test_status_is_equal_field_by_field() -> None:
     (daemon,) = broken.daemons
     assert (daemon.key, daemon.pool_blocks) == (key, 9)
     assert (daemon.capacity, daemon.times) == (Capacity(4, 5, 6), StageTimes(compute_us=11))
+    assert (daemon.executing_wave, serving.ready) == (None, False)
     assert daemon.costs == _status.StageCosts(c_us=8.5, b_us=2.0, a_us=0.0, g_us=0.0, error=0.25, samples=3)
     (request,) = status.requests
     assert (request.request_id, request.waiting_for, request.priority) == ("r", "capacity", -2)

@@ -168,11 +168,11 @@ class Wire:
     def __init__(self, cuda: FakeCuda, header: bytes = b"") -> None:
         self._cuda, self._header = cuda, header
 
-    def send(self, tensor: torch.Tensor, peer: int, tag: int) -> None:
+    def send(self, tensor: torch.Tensor, peer: int, tag: int, timeout_s: float) -> None:
         assert (tensor.device.type, tensor.is_contiguous()) == ("cpu", True)
         self._cuda.note(f"sent {tensor.nbytes}")
 
-    def recv(self, tensor: torch.Tensor, peer: int, tag: int) -> None:
+    def recv(self, tensor: torch.Tensor, peer: int, tag: int, timeout_s: float) -> None:
         assert tensor.device.type == "cpu"
         self._cuda.note(f"received {tensor.nbytes}")
 

@@ -29,6 +29,7 @@ from tests.harness.eventually import eventually_sync
 from wavepp_proto.errors import InvalidRequest, LinkFault
 from wavepp_proto.terms import LinkKind, WaveOrdinal
 from wavepp_stage.engine.base import LinkPlan, WaveHeader
+from wavepp_stage.engine.torch import gloo_link
 from wavepp_stage.engine.torch.gloo_link import TorchLink, abandoned_threads, open_store
 
 HIDDEN = 8
@@ -67,7 +68,7 @@ class Rank:
 
 def plan_of(store: str, stage: int, stages: int, formation: int, **changes: Any) -> LinkPlan:
     values: dict[str, Any] = {"connect_timeout_s": WAIT_S, "wave_timeout_s": WAIT_S, "advertise_host": "127.0.0.1"}
-    values |= changes
+    values |= {"fill_timeout_s": WAIT_S} | changes
     return LinkPlan(LinkKind.GLOO, 7, formation, stage, stages, store, "", 0, **values)
 
 
@@ -219,14 +220,50 @@ def test_link_is_lost_on_both_edges_when_the_middle_stage_closes(ring: Any) -> N
     assert "stage 0 cannot send" in str(first.listener.lost.get(timeout=WAIT_S))
 
 
-def test_link_is_lost_when_a_wave_is_late(ring: Any) -> None:
-    _, last = ring(2, wave_timeout_s=0.2)
+class Recorded:
+    """A transport that moves nothing: it notes (kind, deadline) of every move."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, header: WaveHeader) -> None:
+        self._header = header
+        self.moves: list[tuple[str, float]] = []
+
+    def send(self, tensor: torch.Tensor, peer: int, tag: int, timeout_s: float) -> None:
+        self.moves.append(("send", timeout_s))
+
+    def recv(self, tensor: torch.Tensor, peer: int, tag: int, timeout_s: float) -> None:
+        self.moves.append(("recv", timeout_s))
+        if tensor.dtype == torch.uint8:
+            tensor.copy_(torch.frombuffer(bytearray(self._header.pack()), dtype=torch.uint8))
+
+    def close(self) -> None: ...
+
+
+def test_wave_that_waits_for_those_before_it_has_no_wave_s_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four stages of 18 s: the last one's receive is posted when the wave is sent, 54 s before anything comes."""
+    plan, listener = plan_of("", 1, 3, 1, wave_timeout_s=60.0, fill_timeout_s=3600.0), Listener()
+    link = TorchLink(plan, Buffers(), listener)
+    header = header_of(Rank(link, listener), 0, 2)
+    recorded = Recorded(replace(header, payload_bytes=payload_of(0, 2).nbytes))
+    monkeypatch.setattr(gloo_link, "connect", lambda plan, device: recorded)
+    link.open()
+    link.expect(WaveOrdinal(0), 2)
+    listener.arrived.get(timeout=WAIT_S)
+    link.send(header, payload_of(0, 2))
+    eventually_sync(lambda: len(recorded.moves) == 4, about="header and payload have left")
+    link.close()
+    assert recorded.moves == [("recv", 3600.0), ("recv", 60.0), ("send", 3600.0), ("send", 60.0)]
+
+
+def test_link_is_lost_when_a_header_never_comes(ring: Any) -> None:
+    _, last = ring(2, fill_timeout_s=0.2)
     last.link.expect(WaveOrdinal(0), 2)
     assert "Timed out" in str(last.listener.lost.get(timeout=WAIT_S))
 
 
 def test_close_abandons_the_thread_and_tells_nobody_when_blocked(ring: Any) -> None:
-    first, last = ring(2, wave_timeout_s=2.0)
+    first, last = ring(2, fill_timeout_s=2.0)
     before = abandoned_threads()
     last.link.expect(WaveOrdinal(0), 2)
     eventually_sync(lambda: last.link._expected.empty(), about="the receive is posted")
@@ -246,7 +283,7 @@ def test_close_is_harmless_when_repeated_or_never_opened(ring: Any, store: str) 
 
 
 def test_next_formation_opens_when_the_last_one_is_still_blocked(ring: Any) -> None:
-    _, last = ring(2, wave_timeout_s=3.0)
+    _, last = ring(2, fill_timeout_s=3.0)
     last.link.expect(WaveOrdinal(0), 2)
     eventually_sync(lambda: last.link._expected.empty(), about="the receive is posted")
     last.link.close()

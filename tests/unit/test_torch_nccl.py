@@ -125,12 +125,12 @@ def test_connecting_ends_at_its_deadline_when_a_neighbour_never_comes(connect: A
 
 def test_move_ends_by_its_own_deadline_before_the_watchdog_when_a_peer_hangs(connect: Any) -> None:
     group = Group()
-    transport = connect(group, plan_of(1, wave_timeout_s=0.05))
+    transport = connect(group, plan_of(1))
     assert group.timeout is not None
-    assert group.timeout > timedelta(seconds=30)
+    assert group.timeout > timedelta(seconds=plan_of(1).fill_timeout_s)
     group.finish = lambda kind, peer: False
     with pytest.raises(RuntimeError, match=r"stage 0 did not answer within 0\.05 s"):
-        transport.recv(TOKEN, 0, 0)
+        transport.recv(TOKEN, 0, 0, 0.05)
 
 
 def test_move_raises_what_it_ended_in_when_a_peer_is_lost(connect: Any) -> None:
@@ -138,7 +138,7 @@ def test_move_raises_what_it_ended_in_when_a_peer_is_lost(connect: Any) -> None:
     transport = connect(group, plan_of(1))
     group.finish = lambda kind, peer: "NCCL communicator was aborted on rank 1"
     with pytest.raises(RuntimeError, match="aborted on rank 1"):
-        transport.send(TOKEN, 2, 0)
+        transport.send(TOKEN, 2, 0, 30.0)
 
 
 def test_blocked_move_ends_when_the_link_is_closed(connect: Any) -> None:
@@ -148,7 +148,7 @@ def test_blocked_move_ends_when_the_link_is_closed(connect: Any) -> None:
 
     def receive() -> None:
         try:
-            transport.recv(TOKEN, 0, 0)
+            transport.recv(TOKEN, 0, 0, 30.0)
         except RuntimeError as error:
             ended.append(str(error))
 

@@ -11,7 +11,9 @@ from wavepp_controller.core.config import ControllerConfig
 from wavepp_controller.core.formation import Daemon
 from wavepp_controller.core.members import Roster
 from wavepp_controller.core.request import Request
+from wavepp_controller.core.wave_watch import Overdue
 from wavepp_proto.errors import (
+    ENGINE_HUNG,
     DeadlineExpired,
     FormationEnded,
     JoinRefused,
@@ -31,6 +33,29 @@ def stage_lost(daemon: Daemon, why: str) -> StageLost:
         stage=key.stage,
         rank=key.rank,
         incarnation=daemon.record.incarnation,
+    )
+
+
+def hung(daemon: Daemon, overdue: Overdue) -> StageLost | FormationEnded:
+    """StageLost where the engine does not return: that stage is asked to leave. FormationEnded where what it has is
+    not executed: what it waits for may be anybody's fault."""
+    key, spent_ms, limit_ms = daemon.key, round(overdue.spent_s * 1e3), round(overdue.limit_s * 1e3)
+    if overdue.executing:
+        why = f"its engine has computed wave {overdue.wave} for {overdue.spent_s:.1f} s, at most {overdue.limit_s:.1f}"
+        error = stage_lost(daemon, why)
+        told: dict[str, int | str] = {"wave": overdue.wave, "value": spent_ms, "limit": limit_ms, "cause": ENGINE_HUNG}
+        error.fields |= {name: str(value) for name, value in told.items()}
+        return error
+    return FormationEnded(
+        f"{key.place} of {key.pipeline} has the input of wave {overdue.wave} and has not begun it for "
+        f"{overdue.spent_s:.1f} s",
+        pipeline=key.pipeline,
+        stage=key.stage,
+        rank=key.rank,
+        wave=overdue.wave,
+        field="wave_timeout_ms",
+        value=spent_ms,
+        limit=limit_ms,
     )
 
 

@@ -65,7 +65,13 @@ class ControllerConfig:
     """An announcement that some daemon has not acknowledged by then is made again."""
     pipeline_wait_ms: int = limits.PIPELINE_WAIT_MS
     wave_timeout_ms: int = limits.WAVE_TIMEOUT_MS
-    """Longest pause between two waves that the last stage reports while some are in flight."""
+    """Longest that a wave whose input is there may wait for its engine."""
+    hang_ms: int | None = None
+    """Least by which a wave may exceed its prediction on a stage before that stage counts as hung; None takes
+    limits.HANG_MS, or twice the silence if that is more."""
+    first_wave_ms: int | None = None
+    """What a stage may take for the first wave of a formation, and while little is known of it; None takes what its
+    engine allows."""
     inventory_ms: int = limits.INVENTORY_MS
     """Between two comparisons of what a daemon holds with what it should hold."""
     reform_backoff_ms: int = 100
@@ -91,6 +97,16 @@ class ControllerConfig:
                 "silence must be longer than a heartbeat",
                 field="silence_ms", value=self.silence_ms, limit=self.heartbeat_ms,
             )  # fmt: skip
+        if self.hang_ms is not None and self.hang_ms <= self.silence_ms:
+            raise InvalidRequest(
+                "a hang must be longer than silence: a process that is stopped for less does not hang",
+                field="hang_ms", value=self.hang_ms, limit=self.silence_ms,
+            )  # fmt: skip
+
+    @property
+    def hang_s(self) -> float:
+        """`hang_ms`, whoever chose it (seconds)."""
+        return (self.hang_ms or max(limits.HANG_MS, 2 * self.silence_ms)) / 1e3
 
 
 _TIME_MS: tuple[float, float] = (1, limits.MAX_DEADLINE_MS)

@@ -21,7 +21,7 @@ from wavepp_controller.core.planning import InFlight, PlanView, Policy
 from wavepp_controller.core.request import Request
 from wavepp_controller.core.request_table import RequestInput, RequestState
 from wavepp_controller.core.ring import Flight, Ring
-from wavepp_proto.errors import FormationEnded, InternalError, RowVoided
+from wavepp_proto.errors import InternalError, RowVoided
 from wavepp_proto.terms import DaemonKey, HoldKey, PipelineId, Progress, Row, RowResult, WaveOrdinal, WaveReport
 
 
@@ -47,7 +47,6 @@ class Execution:
     ) -> None:
         self._pipeline, self._formation, self._policy, self._out = pipeline, formation, policy, out
         self._max_rows = config.lanes
-        self._timeout_s = config.wave_timeout_ms / 1e3
         self._moved = now
         """When the ring last went from empty to busy, or freed a slot."""
         self.ring = Ring(2 * formation.stages, formation.daemons)
@@ -66,8 +65,7 @@ class Execution:
         """The admission mode lets no wave go now."""
 
     def next_deadline(self) -> float | None:
-        times = (self._moved + self._timeout_s if self.ring.in_flight else None, self._ask_at)
-        return min((at for at in times if at is not None), default=None)
+        return self._ask_at
 
     def admit(self, request: Request) -> None:
         self.running[request.key] = request
@@ -99,16 +97,6 @@ class Execution:
                 )
             self._ask_at = decision.wait_until
             break
-
-    def expire(self, now: float) -> None:
-        """FormationEnded if the last stage has been silent about its waves for too long."""
-        if self.ring.in_flight and now > self._moved + self._timeout_s:
-            raise FormationEnded(
-                f"no wave ended within {self._timeout_s:g} s",
-                field="wave_timeout_ms",
-                value=int((now - self._moved) * 1e3),
-                limit=int(self._timeout_s * 1e3),
-            )
 
     def report(self, key: DaemonKey, report: WaveReport, now: float) -> Outcomes:
         """Account for one daemon's report of one wave; InternalError if it contradicts the others."""

@@ -33,6 +33,7 @@ from wavepp_proto.terms import (
     Peer,
     RoundOrdinal,
     StageTimes,
+    WaveOrdinal,
 )
 
 
@@ -59,6 +60,10 @@ class Daemon:
     streams: Streams = field(default_factory=Streams)
     idle_since: float | None = None
     """Since when its heartbeats have said that it has no wave, though it owes reports; None while it owes none."""
+    waits: tuple[WaveOrdinal, float] | None = None
+    """The wave that it could execute by now and does not, and since when its heartbeats have said so."""
+    executing: tuple[WaveOrdinal, float] | None = None
+    """What its engine computed at its last heartbeat, and since when (event time)."""
     inventory_at: float | None = None
     """When its last inventory that was judged arrived."""
     orphans: int = 0
@@ -196,7 +201,7 @@ class PipelineFormation:
         for daemon in self.daemons.values():
             daemon.last_heard = min(now, daemon.last_heard + pause)
             if pause:
-                daemon.idle_since = None
+                daemon.idle_since = daemon.waits = None
 
     def silent(self, now: float, silence: float) -> Daemon | None:
         """The daemon that has been silent longest, if longer than `silence` seconds."""

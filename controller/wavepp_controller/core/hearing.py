@@ -99,6 +99,8 @@ class Hearing:
             daemon.draining = True
             self._out.count("daemons_draining")
         self._watch_waves(daemon, event)
+        if self._hangs(daemon, event):
+            return
         self._pipeline.made_possible(event.now)
         self._pipeline.let_go(event.now)
 
@@ -222,6 +224,16 @@ class Hearing:
             daemon.idle_since = None
             self._out.count("waves_overdue")
             self._reopen(daemon, "it owes reports of waves that it does not know, though its heart beats", event.now)
+
+    def _hangs(self, daemon: Daemon, event: BeatArrived) -> bool:
+        """Whether it has a wave for too long: then its formation has ended."""
+        service, beat = self._pipeline.service, event.beat
+        wave = beat.executing_wave
+        daemon.executing = None if wave is None else (wave, event.now - beat.executing_ms / 1e3)
+        overdue = None if service is None else service.wave_watch.overdue(daemon, beat, event.now)
+        if overdue is not None:
+            self._pipeline.hung(daemon, overdue, event.now)
+        return overdue is not None
 
     def _failed(self, event: ReportArrived) -> None:
         """A fault ends the formation: at once, or after a look for the dead neighbour behind it."""

@@ -122,8 +122,13 @@ class ControllerMachine:
 
     @property
     def ready(self) -> bool:
-        """Leads, and no pipeline is stalled (I6): what health checks ask for, often."""
-        return self.epoch is not None and not any(p.stalled(self._now) for p in self.pipelines.values())
+        """Leads, takes requests, and some pipeline is ready: what health checks ask for, often."""
+        return any(self.ready_pipelines().values())
+
+    def ready_pipelines(self) -> dict[PipelineId, bool]:
+        """Every pipeline that is known, and whether a request that comes for it now is served (I6)."""
+        leads = self.epoch is not None and not self.draining
+        return {pipeline.id: leads and pipeline.ready(self._now) for pipeline in self.pipelines.values()}
 
     def status(self, *, requests: bool = True) -> ControllerStatus:
         """What operators see; without `requests` it is cheap however many are queued."""

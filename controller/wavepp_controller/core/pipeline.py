@@ -25,6 +25,7 @@ from wavepp_controller.core.outbox import Outbox
 from wavepp_controller.core.request import Request
 from wavepp_controller.core.request_table import RequestInput, RequestState
 from wavepp_controller.core.service import Service
+from wavepp_controller.core.wave_watch import Overdue
 from wavepp_proto.errors import FormationEnded, InternalError, JoinRefused, WaveppError, from_info
 from wavepp_proto.terms import DaemonKey, Epoch, PipelineId, RoundOrdinal, WaveOrdinal
 
@@ -56,6 +57,11 @@ class PipelineMachine:
         if self.service is not None:
             return "serving"
         return "broken" if self.forming.last_fault is not None and self.forming.present is None else "forming"
+
+    def ready(self, now: float) -> bool:
+        """A request that comes now is served: a formation serves, takes new ones and gets on with what it has."""
+        formation = self.forming.present
+        return self.serving and formation is not None and not formation.draining and not self.stalled(now)
 
     def stalled(self, now: float) -> bool:
         return self.stalled_since is not None and now - self.stalled_since > STALL_S
@@ -240,6 +246,14 @@ class PipelineMachine:
         self.forming.lost(daemon.key, daemon.record.incarnation, now, hold=hold, tell=not hold)
         self._out.count("stages_lost")
         self.end_formation(causes.stage_lost(daemon, why), now)
+
+    def hung(self, daemon: Daemon, overdue: Overdue, now: float) -> None:
+        """A daemon has a wave for too long. One whose engine hangs is told, so that it leaves, and is left out until it
+        is somebody new."""
+        self._out.count("stages_hung" if overdue.executing else "waves_not_begun")
+        if overdue.executing:
+            self.forming.lost(daemon.key, daemon.record.incarnation, now, hold=True)
+        self.end_formation(causes.hung(daemon, overdue), now)
 
     def _check_formation(self, now: float, pause: float) -> None:
         formation = self.forming.present

@@ -84,6 +84,14 @@ class Ring:
         """The last wave whose report of this daemon was taken; 0 before the first."""
         return WaveOrdinal(self._next_report[key] - 1)
 
+    def flight(self, ordinal: WaveOrdinal) -> Flight | None:
+        """A wave that somebody has not reported; None for any other."""
+        return self._flights.get(ordinal)
+
+    def next_of(self, key: DaemonKey) -> Flight | None:
+        """The first wave that this daemon has not reported; None if it has reported all."""
+        return self._flights.get(self._next_report[key])
+
     def unreported(self, key: DaemonKey) -> list[Flight]:
         """Waves that this daemon has not reported, in order."""
         return [flight for flight in self._flights.values() if key in flight.waiting_for]

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 def snapshot(machine: ControllerMachine, counters: Counter[str], now: float, *, requests: bool) -> ControllerStatus:
-    pipelines = tuple(machine.pipelines.values())
+    pipelines, ready = tuple(machine.pipelines.values()), machine.ready_pipelines()
     return ControllerStatus(
         epoch=machine.epoch,
         draining=machine.draining,
         ready=machine.ready,
         membership_frozen=machine.membership_frozen,
-        pipelines=tuple(_pipeline(pipeline, machine.config, now) for pipeline in pipelines),
+        pipelines=tuple(_pipeline(pipeline, machine.config, ready[pipeline.id], now) for pipeline in pipelines),
         requests=tuple(
             request_status(request, pipeline.id, pipeline.serving, now)
             for pipeline in (pipelines if requests else ())
@@ -43,7 +43,7 @@ def snapshot(machine: ControllerMachine, counters: Counter[str], now: float, *, 
     )
 
 
-def _pipeline(pipeline: PipelineMachine, config: ControllerConfig, now: float) -> PipelineStatus:
+def _pipeline(pipeline: PipelineMachine, config: ControllerConfig, ready: bool, now: float) -> PipelineStatus:
     forming, service = pipeline.forming, pipeline.service
     formation, roster = forming.present, forming.roster(now)
     facts = forming.facts
@@ -74,6 +74,7 @@ def _pipeline(pipeline: PipelineMachine, config: ControllerConfig, now: float) -
         daemons=daemons,
         last_fault=None if forming.last_fault is None else forming.last_fault.info(),
         stalled=pipeline.stalled(now),
+        ready=ready,
     )
 
 

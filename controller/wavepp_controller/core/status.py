@@ -29,6 +29,7 @@ from wavepp_proto.terms import (
     PipelineId,
     RequestId,
     StageTimes,
+    WaveOrdinal,
 )
 
 
@@ -69,6 +70,10 @@ class DaemonStatus:
     """Mean relative error of the last predictions."""
     costs_samples: int = 0
     """Reports learnt from in this life of the controller."""
+    executing_wave: WaveOrdinal | None = None
+    """What its engine computed at its last heartbeat; None between two waves."""
+    executing_ms: int = 0
+    """Since it was given that wave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +101,8 @@ class PipelineStatus:
     last_fault: ErrorInfo | None
     stalled: bool
     """Something waits, nothing runs and nothing is held, for longer than a retry should take."""
+    ready: bool
+    """A request that comes now is served (I6)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +135,7 @@ class ControllerStatus:
     """None while this controller does not lead."""
     draining: bool
     ready: bool
-    """Leads, and no serving pipeline is stalled (I6)."""
+    """Leads, takes requests, and some pipeline is ready."""
     membership_frozen: bool
     pipelines: tuple[PipelineStatus, ...]
     requests: tuple[RequestStatus, ...]
@@ -159,6 +166,8 @@ def daemon_status(daemon: Daemon, index: ReuseIndex, latency: LatencyModel, serv
         costs=None if learnt is None else learnt.costs,
         costs_error=0.0 if learnt is None else learnt.error,
         costs_samples=0 if learnt is None else learnt.samples,
+        executing_wave=None if daemon.executing is None else daemon.executing[0],
+        executing_ms=0 if daemon.executing is None else _ms(now - daemon.executing[1]),
     )
 
 

@@ -149,6 +149,7 @@ def _pipeline_to_pb(status: st.PipelineStatus) -> pb.PipelineStatus:
         policy=status.policy,
         mode=status.mode,
         parked_requests=status.parked_requests,
+        ready=status.ready,
     )
     if status.last_fault is not None:
         out.last_fault.CopyFrom(convert.error_to_pb(status.last_fault))
@@ -179,6 +180,8 @@ def _daemon_to_pb(status: st.DaemonStatus) -> pb.StageStatus:
         reconnects=status.reconnects,
         inventory_age_ms=status.inventory_age_ms,
         orphans=status.orphans,
+        executing_wave=status.executing_wave,
+        executing_ms=status.executing_ms,
     )
     if status.costs is not None:
         costs = pb.StageCosts(**asdict(status.costs), error=status.costs_error, samples=status.costs_samples)

@@ -100,7 +100,7 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
             pipeline=chosen.pipeline,
             block_tokens=chosen.block_tokens or 0,
             stages=chosen.stages,
-            ready=chosen.state == "serving",
+            ready=chosen.ready,
         )
         if (model := chosen.model) is not None:
             reply.model, reply.model_path, reply.model_fingerprint = model.name, model.path, model.fingerprint

@@ -142,6 +142,7 @@ def join_reply_to_pb(reply: JoinReply) -> pb.JoinResponse:
         bytes_per_state=reply.bytes_per_state,
         engine_load=reply.engine_load,
         host_pool_blocks=reply.host_pool_blocks,
+        wave_allowance_ms=reply.wave_allowance_ms,
     )
 
 
@@ -167,6 +168,7 @@ def join_reply_from_pb(msg: pb.JoinResponse) -> JoinReply:
         bytes_per_state=msg.bytes_per_state,
         engine_load=msg.engine_load,
         host_pool_blocks=msg.host_pool_blocks if msg.HasField("host_pool_blocks") else None,
+        wave_allowance_ms=msg.wave_allowance_ms if msg.HasField("wave_allowance_ms") else None,
     )
 
 

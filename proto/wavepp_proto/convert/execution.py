@@ -80,6 +80,7 @@ def _fill_heartbeat(out: pb.Heartbeat, beat: Heartbeat) -> None:
     out.reported_wave = beat.reported_wave
     if beat.executing_wave is not None:
         out.executing_wave = beat.executing_wave
+        out.executing_ms = beat.executing_ms
     if beat.capacity is not None:
         c.fill_capacity(out.capacity, beat.capacity)
 
@@ -96,6 +97,7 @@ def _heartbeat_from_pb(fence: Fence, msg: pb.Heartbeat) -> Heartbeat:
         capacity,
         msg.draining,
         WaveOrdinal(msg.reported_wave),
+        msg.executing_ms,
     )
 
 

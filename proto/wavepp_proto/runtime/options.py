@@ -95,6 +95,21 @@ HeadroomBlocks = Annotated[
         help="Blocks of every pool that are promised to nobody; by default two rings of waves, at most a quarter.",
     ),
 ]  # fmt: skip
+HangMs = Annotated[
+    int | None,
+    typer.Option(
+        "--hang-ms", envvar="WAVEPP_HANG_MS",
+        help="Least by which a wave may exceed its prediction before its stage counts as hung; 5000 by default.",
+    ),
+]  # fmt: skip
+FirstWaveMs = Annotated[
+    int | None,
+    typer.Option(
+        "--first-wave-ms", envvar="WAVEPP_FIRST_WAVE_MS",
+        help="What a stage may take for its first wave (it may compile) and while little is known of it; by default "
+        "what its engine allows.",
+    ),
+]  # fmt: skip
 SnapshotTokens = Annotated[
     int,
     typer.Option(

@@ -1,7 +1,8 @@
 """What every long-running process of ours does around its main coroutine.
 
 Owns signal handling (SIGTERM and SIGINT ask for a drain, a second one ends at once), the exit status
-(0 after a clean stop, 1 with one line on stderr for a typed error) and the garbage collector's reach.
+(0 after a clean stop, 1 with one line on stderr for a typed error, EXIT_HUNG beside an engine that hangs) and the
+garbage collector's reach.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 
-from wavepp_proto.errors import WaveppError, describe
+from wavepp_proto.errors import ENGINE_HUNG, WaveppError, describe
 
 EXIT_INTERRUPTED = 130
+EXIT_HUNG = 75
+"""A stage daemon whose engine does not return: EX_TEMPFAIL, for a supervisor to start it again."""
 
 
 def run_process(main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
@@ -38,7 +41,15 @@ async def _run(main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    await main(stop)
+    try:
+        await main(stop)
+    except WaveppError as error:
+        if error.fields.get("cause") != ENGINE_HUNG:
+            raise
+        # At once: the interpreter would wait for threads that do not return either.
+        sys.stderr.write(f"{describe(error)}\n")
+        sys.stderr.flush()
+        os._exit(EXIT_HUNG)
     return 0
 
 

@@ -82,7 +82,7 @@ class StatusResponse(_message.Message):
     leader: _builtins.bool
     draining: _builtins.bool
     ready: _builtins.bool
-    """Readiness means recent progress: false whenever something waits, nothing runs and there is room."""
+    """It leads, takes requests, and some pipeline is ready."""
     membership_frozen: _builtins.bool
     """True while etcd does not answer: membership stands still."""
     pid: _builtins.int
@@ -148,6 +148,7 @@ class PipelineStatus(_message.Message):
     PARKED_REQUESTS_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
     MISSING_FIELD_NUMBER: _builtins.int
+    READY_FIELD_NUMBER: _builtins.int
     pipeline: _builtins.str
     state: _builtins.str
     """forming, serving or broken."""
@@ -168,6 +169,8 @@ class PipelineStatus(_message.Message):
     """Waiting behind a request that computes the same prefix."""
     mode: _builtins.str
     """How admission and execution share time: overlapped, lockstep or drain."""
+    ready: _builtins.bool
+    """It serves and makes progress: new requests can be served now."""
     @_builtins.property
     def missing_stages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Stages that lack a daemon, each once."""
@@ -205,10 +208,11 @@ class PipelineStatus(_message.Message):
         parked_requests: _builtins.int = ...,
         mode: _builtins.str = ...,
         missing: _abc.Iterable[_common_pb2.DaemonKey] | None = ...,
+        ready: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last_fault", b"last_fault"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "daemons", b"daemons", "formation", b"formation", "last_fault", b"last_fault", "link", b"link", "missing", b"missing", "missing_stages", b"missing_stages", "mode", b"mode", "model", b"model", "model_path", b"model_path", "parked_requests", b"parked_requests", "pipeline", b"pipeline", "policy", b"policy", "queued_requests", b"queued_requests", "running_requests", b"running_requests", "stages", b"stages", "state", b"state", "wave_tokens", b"wave_tokens", "waves_in_flight", b"waves_in_flight", "window", b"window"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "daemons", b"daemons", "formation", b"formation", "last_fault", b"last_fault", "link", b"link", "missing", b"missing", "missing_stages", b"missing_stages", "mode", b"mode", "model", b"model", "model_path", b"model_path", "parked_requests", b"parked_requests", "pipeline", b"pipeline", "policy", b"policy", "queued_requests", b"queued_requests", "ready", b"ready", "running_requests", b"running_requests", "stages", b"stages", "state", b"state", "wave_tokens", b"wave_tokens", "waves_in_flight", b"waves_in_flight", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -282,6 +286,8 @@ class StageStatus(_message.Message):
     INVENTORY_AGE_MS_FIELD_NUMBER: _builtins.int
     ORPHANS_FIELD_NUMBER: _builtins.int
     COSTS_FIELD_NUMBER: _builtins.int
+    EXECUTING_WAVE_FIELD_NUMBER: _builtins.int
+    EXECUTING_MS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     address: _builtins.str
     engine: _builtins.str
@@ -309,6 +315,9 @@ class StageStatus(_message.Message):
     """Since its holds were last compared; absent before the first time."""
     orphans: _builtins.int
     """Holds and announcements of nobody, found and released in this formation."""
+    executing_wave: _builtins.int
+    """What its engine computes, by the last heartbeat, and since when (milliseconds); absent between two waves."""
+    executing_ms: _builtins.int
     @_builtins.property
     def key(self) -> _common_pb2.DaemonKey: ...
     @_builtins.property
@@ -352,13 +361,20 @@ class StageStatus(_message.Message):
         inventory_age_ms: _builtins.int | None = ...,
         orphans: _builtins.int = ...,
         costs: Global___StageCosts | None = ...,
+        executing_wave: _builtins.int | None = ...,
+        executing_ms: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_inventory_age_ms", b"_inventory_age_ms", "capacity", b"capacity", "costs", b"costs", "inventory_age_ms", b"inventory_age_ms", "key", b"key", "times", b"times"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_executing_wave", b"_executing_wave", "_inventory_age_ms", b"_inventory_age_ms", "capacity", b"capacity", "costs", b"costs", "executing_wave", b"executing_wave", "inventory_age_ms", b"inventory_age_ms", "key", b"key", "times", b"times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_inventory_age_ms", b"_inventory_age_ms", "address", b"address", "capacity", b"capacity", "costs", b"costs", "digest_age_ms", b"digest_age_ms", "digest_in_sync", b"digest_in_sync", "engine", b"engine", "first_layer", b"first_layer", "groups", b"groups", "heartbeat_age_ms", b"heartbeat_age_ms", "host_pool_blocks", b"host_pool_blocks", "incarnation", b"incarnation", "indexed_blocks", b"indexed_blocks", "inventory_age_ms", b"inventory_age_ms", "key", b"key", "last_layer", b"last_layer", "orphans", b"orphans", "pid", b"pid", "pool_blocks", b"pool_blocks", "reconnecting", b"reconnecting", "reconnects", b"reconnects", "state_slots", b"state_slots", "times", b"times", "version", b"version", "waves_done", b"waves_done"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_executing_wave", b"_executing_wave", "_inventory_age_ms", b"_inventory_age_ms", "address", b"address", "capacity", b"capacity", "costs", b"costs", "digest_age_ms", b"digest_age_ms", "digest_in_sync", b"digest_in_sync", "engine", b"engine", "executing_ms", b"executing_ms", "executing_wave", b"executing_wave", "first_layer", b"first_layer", "groups", b"groups", "heartbeat_age_ms", b"heartbeat_age_ms", "host_pool_blocks", b"host_pool_blocks", "incarnation", b"incarnation", "indexed_blocks", b"indexed_blocks", "inventory_age_ms", b"inventory_age_ms", "key", b"key", "last_layer", b"last_layer", "orphans", b"orphans", "pid", b"pid", "pool_blocks", b"pool_blocks", "reconnecting", b"reconnecting", "reconnects", b"reconnects", "state_slots", b"state_slots", "times", b"times", "version", b"version", "waves_done", b"waves_done"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__executing_wave: _TypeAlias = _typing.Literal["executing_wave"]  # noqa: Y015
+    _WhichOneofArgType__executing_wave: _TypeAlias = _typing.Literal["_executing_wave", b"_executing_wave"]  # noqa: Y015
     _WhichOneofReturnType__inventory_age_ms: _TypeAlias = _typing.Literal["inventory_age_ms"]  # noqa: Y015
     _WhichOneofArgType__inventory_age_ms: _TypeAlias = _typing.Literal["_inventory_age_ms", b"_inventory_age_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__executing_wave) -> _WhichOneofReturnType__executing_wave | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__inventory_age_ms) -> _WhichOneofReturnType__inventory_age_ms | None: ...
 
 Global___StageStatus: _TypeAlias = StageStatus  # noqa: Y015

@@ -25,33 +25,33 @@ _sym_db = _symbol_database.Default()
 from wavepp_proto.v1 import common_pb2 as wavepp__proto_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dwavepp_proto/v1/control.proto\x12\twavepp.v1\x1a\x1cwavepp_proto/v1/common.proto\"\xb8\x01\n\x04Peer\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.wavepp.v1.DaemonKey\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x14\n\x0clink_address\x18\x04 \x01(\t\x12\x13\n\x0b\x66irst_layer\x18\x05 \x01(\r\x12\x12\n\nlast_layer\x18\x06 \x01(\r\x12\x13\n\x0b\x65ngine_load\x18\x07 \x01(\x04\x12\x13\n\x0bpool_blocks\x18\x08 \x01(\x04\"\x9a\x04\n\x0bJoinRequest\x12\x1f\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x10.wavepp.v1.Fence\x12!\n\x03key\x18\x02 \x01(\x0b\x32\x14.wavepp.v1.DaemonKey\x12\x0e\n\x06stages\x18\x03 \x01(\r\x12\r\n\x05ranks\x18\x04 \x01(\r\x12\x19\n\x11model_fingerprint\x18\x05 \x01(\t\x12\x13\n\x0b\x66irst_layer\x18\x06 \x01(\r\x12\x12\n\nlast_layer\x18\x07 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x08 \x01(\r\x12\x13\n\x0bpool_blocks\x18\t \x01(\x04\x12\x18\n\x10host_pool_blocks\x18\n \x01(\x04\x12\x14\n\x0c\x66loor_blocks\x18\x0b \x01(\x04\x12\x13\n\x0bwave_tokens\x18\x0c \x01(\r\x12\r\n\x05lanes\x18\r \x01(\r\x12!\n\x04link\x18\x0e \x01(\x0e\x32\x13.wavepp.v1.LinkKind\x12\x12\n\nlink_store\x18\x0f \x01(\t\x12\x1e\n\x05peers\x18\x10 \x03(\x0b\x32\x0f.wavepp.v1.Peer\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x11 \x01(\r\x12\x14\n\x0cheartbeat_ms\x18\x12 \x01(\r\x12\x12\n\nsilence_ms\x18\x13 \x01(\r\x12\x13\n\x0bstate_slots\x18\x14 \x01(\x04\x12%\n\x06groups\x18\x15 \x03(\x0e\x32\x15.wavepp.v1.CacheGroup\x12\x13\n\x0b\x66irst_round\x18\x16 \x01(\x04\"\x92\x03\n\x0cJoinResponse\x12\x1f\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x10.wavepp.v1.Fence\x12!\n\x03key\x18\x02 \x01(\x0b\x32\x14.wavepp.v1.DaemonKey\x12\x13\n\x0bpool_blocks\x18\x03 \x01(\x04\x12\x14\n\x0cneeds_tokens\x18\x04 \x01(\x08\x12%\n\x06groups\x18\x05 \x03(\x0e\x32\x15.wavepp.v1.CacheGroup\x12\x0e\n\x06hidden\x18\x06 \x01(\r\x12\x17\n\x0f\x62ytes_per_block\x18\x07 \x01(\x04\x12%\n\x08\x63\x61pacity\x18\x08 \x01(\x0b\x32\x13.wavepp.v1.Capacity\x12\x0e\n\x06\x64\x65vice\x18\t \x01(\t\x12\x15\n\rloaded_layers\x18\n \x03(\r\x12\x13\n\x0bstate_slots\x18\x0b \x01(\x04\x12\x17\n\x0f\x62ytes_per_state\x18\x0c \x01(\x04\x12\x13\n\x0b\x65ngine_load\x18\r \x01(\x04\x12\x1d\n\x10host_pool_blocks\x18\x0e \x01(\x04H\x00\x88\x01\x01\x42\x13\n\x11_host_pool_blocks\"W\n\x13\x45ndFormationRequest\x12\x1f\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x10.wavepp.v1.Fence\x12\x1f\n\x05\x63\x61use\x18\x02 \x01(\x0b\x32\x10.wavepp.v1.Error\"7\n\x14\x45ndFormationResponse\x12\x1f\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x10.wavepp.v1.Fence\"I\n\x11\x44rainStageRequest\x12\x1f\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x10.wavepp.v1.Fence\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x02 \x01(\x04\"%\n\x12\x44rainStageResponse\x12\x0f\n\x07\x64rained\x18\x01 \x01(\x08\"Q\n\rRefuseRequest\x12\x1f\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x10.wavepp.v1.Fence\x12\x1f\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x10.wavepp.v1.Error\"\x10\n\x0eRefuseResponse*u\n\x08LinkKind\x12\x19\n\x15LINK_KIND_UNSPECIFIED\x10\x00\x12\x12\n\x0eLINK_KIND_NONE\x10\x01\x12\x12\n\x0eLINK_KIND_GLOO\x10\x02\x12\x12\n\x0eLINK_KIND_NCCL\x10\x03\x12\x12\n\x0eLINK_KIND_GRPC\x10\x04\x32\xa2\x02\n\x0cStageControl\x12\x37\n\x04Join\x12\x16.wavepp.v1.JoinRequest\x1a\x17.wavepp.v1.JoinResponse\x12O\n\x0c\x45ndFormation\x12\x1e.wavepp.v1.EndFormationRequest\x1a\x1f.wavepp.v1.EndFormationResponse\x12I\n\nDrainStage\x12\x1c.wavepp.v1.DrainStageRequest\x1a\x1d.wavepp.v1.DrainStageResponse\x12=\n\x06Refuse\x12\x18.wavepp.v1.RefuseRequest\x1a\x19.wavepp.v1.RefuseResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dwavepp_proto/v1/control.proto\x12\twavepp.v1\x1a\x1cwavepp_proto/v1/common.proto\"\xb8\x01\n\x04Peer\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.wavepp.v1.DaemonKey\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x14\n\x0clink_address\x18\x04 \x01(\t\x12\x13\n\x0b\x66irst_layer\x18\x05 \x01(\r\x12\x12\n\nlast_layer\x18\x06 \x01(\r\x12\x13\n\x0b\x65ngine_load\x18\x07 \x01(\x04\x12\x13\n\x0bpool_blocks\x18\x08 \x01(\x04\"\x9a\x04\n\x0bJoinRequest\x12\x1f\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x10.wavepp.v1.Fence\x12!\n\x03key\x18\x02 \x01(\x0b\x32\x14.wavepp.v1.DaemonKey\x12\x0e\n\x06stages\x18\x03 \x01(\r\x12\r\n\x05ranks\x18\x04 \x01(\r\x12\x19\n\x11model_fingerprint\x18\x05 \x01(\t\x12\x13\n\x0b\x66irst_layer\x18\x06 \x01(\r\x12\x12\n\nlast_layer\x18\x07 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x08 \x01(\r\x12\x13\n\x0bpool_blocks\x18\t \x01(\x04\x12\x18\n\x10host_pool_blocks\x18\n \x01(\x04\x12\x14\n\x0c\x66loor_blocks\x18\x0b \x01(\x04\x12\x13\n\x0bwave_tokens\x18\x0c \x01(\r\x12\r\n\x05lanes\x18\r \x01(\r\x12!\n\x04link\x18\x0e \x01(\x0e\x32\x13.wavepp.v1.LinkKind\x12\x12\n\nlink_store\x18\x0f \x01(\t\x12\x1e\n\x05peers\x18\x10 \x03(\x0b\x32\x0f.wavepp.v1.Peer\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x11 \x01(\r\x12\x14\n\x0cheartbeat_ms\x18\x12 \x01(\r\x12\x12\n\nsilence_ms\x18\x13 \x01(\r\x12\x13\n\x0bstate_slots\x18\x14 \x01(\x04\x12%\n\x06groups\x18\x15 \x03(\x0e\x32\x15.wavepp.v1.CacheGroup\x12\x13\n\x0b\x66irst_round\x18\x16 \x01(\x04\"\xc8\x03\n\x0cJoinResponse\x12\x1f\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x10.wavepp.v1.Fence\x12!\n\x03key\x18\x02 \x01(\x0b\x32\x14.wavepp.v1.DaemonKey\x12\x13\n\x0bpool_blocks\x18\x03 \x01(\x04\x12\x14\n\x0cneeds_tokens\x18\x04 \x01(\x08\x12%\n\x06groups\x18\x05 \x03(\x0e\x32\x15.wavepp.v1.CacheGroup\x12\x0e\n\x06hidden\x18\x06 \x01(\r\x12\x17\n\x0f\x62ytes_per_block\x18\x07 \x01(\x04\x12%\n\x08\x63\x61pacity\x18\x08 \x01(\x0b\x32\x13.wavepp.v1.Capacity\x12\x0e\n\x06\x64\x65vice\x18\t \x01(\t\x12\x15\n\rloaded_layers\x18\n \x03(\r\x12\x13\n\x0bstate_slots\x18\x0b \x01(\x04\x12\x17\n\x0f\x62ytes_per_state\x18\x0c \x01(\x04\x12\x13\n\x0b\x65ngine_load\x18\r \x01(\x04\x12\x1d\n\x10host_pool_blocks\x18\x0e \x01(\x04H\x00\x88\x01\x01\x12\x1e\n\x11wave_allowance_ms\x18\x0f \x01(\x04H\x01\x88\x01\x01\x42\x13\n\x11_host_pool_blocksB\x14\n\x12_wave_allowance_ms\"W\n\x13\x45ndFormationRequest\x12\x1f\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x10.wavepp.v1.Fence\x12\x1f\n\x05\x63\x61use\x18\x02 \x01(\x0b\x32\x10.wavepp.v1.Error\"7\n\x14\x45ndFormationResponse\x12\x1f\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x10.wavepp.v1.Fence\"I\n\x11\x44rainStageRequest\x12\x1f\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x10.wavepp.v1.Fence\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x02 \x01(\x04\"%\n\x12\x44rainStageResponse\x12\x0f\n\x07\x64rained\x18\x01 \x01(\x08\"Q\n\rRefuseRequest\x12\x1f\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x10.wavepp.v1.Fence\x12\x1f\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x10.wavepp.v1.Error\"\x10\n\x0eRefuseResponse*u\n\x08LinkKind\x12\x19\n\x15LINK_KIND_UNSPECIFIED\x10\x00\x12\x12\n\x0eLINK_KIND_NONE\x10\x01\x12\x12\n\x0eLINK_KIND_GLOO\x10\x02\x12\x12\n\x0eLINK_KIND_NCCL\x10\x03\x12\x12\n\x0eLINK_KIND_GRPC\x10\x04\x32\xa2\x02\n\x0cStageControl\x12\x37\n\x04Join\x12\x16.wavepp.v1.JoinRequest\x1a\x17.wavepp.v1.JoinResponse\x12O\n\x0c\x45ndFormation\x12\x1e.wavepp.v1.EndFormationRequest\x1a\x1f.wavepp.v1.EndFormationResponse\x12I\n\nDrainStage\x12\x1c.wavepp.v1.DrainStageRequest\x1a\x1d.wavepp.v1.DrainStageResponse\x12=\n\x06Refuse\x12\x18.wavepp.v1.RefuseRequest\x1a\x19.wavepp.v1.RefuseResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'wavepp_proto.v1.control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LINKKIND']._serialized_start=1568
-  _globals['_LINKKIND']._serialized_end=1685
+  _globals['_LINKKIND']._serialized_start=1622
+  _globals['_LINKKIND']._serialized_end=1739
   _globals['_PEER']._serialized_start=75
   _globals['_PEER']._serialized_end=259
   _globals['_JOINREQUEST']._serialized_start=262
   _globals['_JOINREQUEST']._serialized_end=800
   _globals['_JOINRESPONSE']._serialized_start=803
-  _globals['_JOINRESPONSE']._serialized_end=1205
-  _globals['_ENDFORMATIONREQUEST']._serialized_start=1207
-  _globals['_ENDFORMATIONREQUEST']._serialized_end=1294
-  _globals['_ENDFORMATIONRESPONSE']._serialized_start=1296
-  _globals['_ENDFORMATIONRESPONSE']._serialized_end=1351
-  _globals['_DRAINSTAGEREQUEST']._serialized_start=1353
-  _globals['_DRAINSTAGEREQUEST']._serialized_end=1426
-  _globals['_DRAINSTAGERESPONSE']._serialized_start=1428
-  _globals['_DRAINSTAGERESPONSE']._serialized_end=1465
-  _globals['_REFUSEREQUEST']._serialized_start=1467
-  _globals['_REFUSEREQUEST']._serialized_end=1548
-  _globals['_REFUSERESPONSE']._serialized_start=1550
-  _globals['_REFUSERESPONSE']._serialized_end=1566
-  _globals['_STAGECONTROL']._serialized_start=1688
-  _globals['_STAGECONTROL']._serialized_end=1978
+  _globals['_JOINRESPONSE']._serialized_end=1259
+  _globals['_ENDFORMATIONREQUEST']._serialized_start=1261
+  _globals['_ENDFORMATIONREQUEST']._serialized_end=1348
+  _globals['_ENDFORMATIONRESPONSE']._serialized_start=1350
+  _globals['_ENDFORMATIONRESPONSE']._serialized_end=1405
+  _globals['_DRAINSTAGEREQUEST']._serialized_start=1407
+  _globals['_DRAINSTAGEREQUEST']._serialized_end=1480
+  _globals['_DRAINSTAGERESPONSE']._serialized_start=1482
+  _globals['_DRAINSTAGERESPONSE']._serialized_end=1519
+  _globals['_REFUSEREQUEST']._serialized_start=1521
+  _globals['_REFUSEREQUEST']._serialized_end=1602
+  _globals['_REFUSERESPONSE']._serialized_start=1604
+  _globals['_REFUSERESPONSE']._serialized_end=1620
+  _globals['_STAGECONTROL']._serialized_start=1742
+  _globals['_STAGECONTROL']._serialized_end=2032
 # @@protoc_insertion_point(module_scope)

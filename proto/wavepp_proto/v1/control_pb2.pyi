@@ -206,6 +206,7 @@ class JoinResponse(_message.Message):
     BYTES_PER_STATE_FIELD_NUMBER: _builtins.int
     ENGINE_LOAD_FIELD_NUMBER: _builtins.int
     HOST_POOL_BLOCKS_FIELD_NUMBER: _builtins.int
+    WAVE_ALLOWANCE_MS_FIELD_NUMBER: _builtins.int
     pool_blocks: _builtins.int
     needs_tokens: _builtins.bool
     """Token ids must be announced to this stage although it is not the first."""
@@ -219,6 +220,8 @@ class JoinResponse(_message.Message):
     """As in Peer, after this join: known at once, the member record follows."""
     host_pool_blocks: _builtins.int
     """Blocks of the host tier, as made; absent from older daemons: as planned."""
+    wave_allowance_ms: _builtins.int
+    """Longest that one wave may take on this engine as long as nothing was learnt of it (milliseconds)."""
     @_builtins.property
     def fence(self) -> _common_pb2.Fence: ...
     @_builtins.property
@@ -246,14 +249,20 @@ class JoinResponse(_message.Message):
         bytes_per_state: _builtins.int = ...,
         engine_load: _builtins.int = ...,
         host_pool_blocks: _builtins.int | None = ...,
+        wave_allowance_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_host_pool_blocks", b"_host_pool_blocks", "capacity", b"capacity", "fence", b"fence", "host_pool_blocks", b"host_pool_blocks", "key", b"key"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_host_pool_blocks", b"_host_pool_blocks", "_wave_allowance_ms", b"_wave_allowance_ms", "capacity", b"capacity", "fence", b"fence", "host_pool_blocks", b"host_pool_blocks", "key", b"key", "wave_allowance_ms", b"wave_allowance_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_host_pool_blocks", b"_host_pool_blocks", "bytes_per_block", b"bytes_per_block", "bytes_per_state", b"bytes_per_state", "capacity", b"capacity", "device", b"device", "engine_load", b"engine_load", "fence", b"fence", "groups", b"groups", "hidden", b"hidden", "host_pool_blocks", b"host_pool_blocks", "key", b"key", "loaded_layers", b"loaded_layers", "needs_tokens", b"needs_tokens", "pool_blocks", b"pool_blocks", "state_slots", b"state_slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_host_pool_blocks", b"_host_pool_blocks", "_wave_allowance_ms", b"_wave_allowance_ms", "bytes_per_block", b"bytes_per_block", "bytes_per_state", b"bytes_per_state", "capacity", b"capacity", "device", b"device", "engine_load", b"engine_load", "fence", b"fence", "groups", b"groups", "hidden", b"hidden", "host_pool_blocks", b"host_pool_blocks", "key", b"key", "loaded_layers", b"loaded_layers", "needs_tokens", b"needs_tokens", "pool_blocks", b"pool_blocks", "state_slots", b"state_slots", "wave_allowance_ms", b"wave_allowance_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__host_pool_blocks: _TypeAlias = _typing.Literal["host_pool_blocks"]  # noqa: Y015
     _WhichOneofArgType__host_pool_blocks: _TypeAlias = _typing.Literal["_host_pool_blocks", b"_host_pool_blocks"]  # noqa: Y015
+    _WhichOneofReturnType__wave_allowance_ms: _TypeAlias = _typing.Literal["wave_allowance_ms"]  # noqa: Y015
+    _WhichOneofArgType__wave_allowance_ms: _TypeAlias = _typing.Literal["_wave_allowance_ms", b"_wave_allowance_ms"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__host_pool_blocks) -> _WhichOneofReturnType__host_pool_blocks | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__wave_allowance_ms) -> _WhichOneofReturnType__wave_allowance_ms | None: ...
 
 Global___JoinResponse: _TypeAlias = JoinResponse  # noqa: Y015
 

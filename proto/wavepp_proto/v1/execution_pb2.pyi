@@ -122,6 +122,7 @@ class Heartbeat(_message.Message):
     CAPACITY_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     REPORTED_WAVE_FIELD_NUMBER: _builtins.int
+    EXECUTING_MS_FIELD_NUMBER: _builtins.int
     count: _builtins.int
     """Beats sent on this stream."""
     executing_wave: _builtins.int
@@ -133,6 +134,8 @@ class Heartbeat(_message.Message):
     """From a daemon that wants to leave: admit nothing new, end the formation when nothing runs."""
     reported_wave: _builtins.int
     """From the controller: last wave whose report it has. A daemon sends later reports again on a new stream."""
+    executing_ms: _builtins.int
+    """Since the engine was given the executing wave (milliseconds on the daemon's own monotonic clock)."""
     @_builtins.property
     def capacity(self) -> _common_pb2.Capacity: ...
     def __init__(
@@ -145,10 +148,11 @@ class Heartbeat(_message.Message):
         capacity: _common_pb2.Capacity | None = ...,
         draining: _builtins.bool = ...,
         reported_wave: _builtins.int = ...,
+        executing_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_executing_wave", b"_executing_wave", "capacity", b"capacity", "executing_wave", b"executing_wave"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_executing_wave", b"_executing_wave", "capacity", b"capacity", "count", b"count", "draining", b"draining", "executing_wave", b"executing_wave", "loop_delay_us", b"loop_delay_us", "queued_waves", b"queued_waves", "reported_wave", b"reported_wave"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_executing_wave", b"_executing_wave", "capacity", b"capacity", "count", b"count", "draining", b"draining", "executing_ms", b"executing_ms", "executing_wave", b"executing_wave", "loop_delay_us", b"loop_delay_us", "queued_waves", b"queued_waves", "reported_wave", b"reported_wave"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__executing_wave: _TypeAlias = _typing.Literal["executing_wave"]  # noqa: Y015
     _WhichOneofArgType__executing_wave: _TypeAlias = _typing.Literal["_executing_wave", b"_executing_wave"]  # noqa: Y015

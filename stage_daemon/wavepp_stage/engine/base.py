@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
+from wavepp_proto import limits
 from wavepp_proto.errors import LinkFault, NonFinite, RowVoided
 from wavepp_proto.terms import CacheGroup, LinkKind, RowResult, WaveOrdinal
 from wavepp_stage.core.work import BlockTable, CopyDirection, CopyLot, RowWork, StateWork, WaveWork
@@ -144,6 +145,8 @@ class EngineFacts:
     """Of the band that was loaded. A stage without attention layers still numbers blocks, of 0 bytes each."""
     bytes_per_state: int = 0
     """One slot of recurrent state over all layers of the band."""
+    wave_allowance_s: float = limits.FIRST_WAVE_MS / 1000
+    """Longest that one wave may take as long as nobody has learnt how long waves take: the first may compile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,8 +288,12 @@ class LinkPlan:
     """Address others reach us by; gloo binds to it."""
     connect_timeout_s: float
     wave_timeout_s: float
+    """Longest that one payload may travel once its header is there."""
     rank: int = 0
     """A link leads from rank to rank: each rank has its own chain through the stages."""
+    fill_timeout_s: float = limits.FILL_TIMEOUT_MS / 1000
+    """Longest that a header may be under way. It waits for whatever the other end does before it: waves of any length,
+    of which the controller knows whether they take too long."""
 
 
 class ActivationLink(Protocol):

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -43,6 +44,8 @@ class _Loaded:
     pace: Pace
     wire: Wire
     nan_layer: int
+    hang: Path | None
+    """Its presence is the wish that the wave at hand never ends."""
 
 
 class EmulatedEngine:
@@ -90,7 +93,8 @@ class EmulatedEngine:
             preset.nan_token_of(plan.first_layer, plan.last_layer),
         )
         vocabulary = preset.vocabulary if self._given_vocabulary is None else self._given_vocabulary
-        self._now = _Loaded(plan, band, vocabulary, pace, Wire(pace), preset.nan_layer)
+        hang = Path(f"{preset.hang}.{plan.stage}") if preset.hang else None
+        self._now = _Loaded(plan, band, vocabulary, pace, Wire(pace), preset.nan_layer, hang)
         self._closed.clear()
         progress(len(layers), len(layers))
         return EngineFacts(
@@ -100,6 +104,7 @@ class EmulatedEngine:
             loaded_layers=layers,
             groups=groups,
             bytes_per_state=band.bytes_per_state,
+            wave_allowance_s=_longest_s(pace, plan.wave_tokens, preset.window),
         )
 
     def run(self, wave: WaveWork, payload: Words | None) -> WaveOutcome:
@@ -111,6 +116,8 @@ class EmulatedEngine:
         _check_payload(now.plan, wave, payload)
         if self._gate is not None:
             self._gate(wave)
+        if now.hang is not None and _taken(now.hang):
+            self._closed.wait()
         started = time.monotonic()
         out = np.zeros((wave.tokens, PAYLOAD_WORDS), np.uint64)
         results: list[RowResult] = []
@@ -179,6 +186,21 @@ class EmulatedEngine:
         if now is None:
             raise EngineFault("the engine is not loaded", field="plan")
         return now
+
+
+def _taken(wish: Path) -> bool:
+    """Whether the file was there; whoever takes it away hangs, and its successor does not."""
+    try:
+        wish.unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _longest_s(pace: Pace, wave_tokens: int, window: int) -> float:
+    """Modelled time of the longest wave: full, and at the end of the longest prompt."""
+    tokens = min(wave_tokens, window)
+    return pace.seconds(pace.costs.wave_us([(window - tokens, tokens)]))
 
 
 def _answer(index: int, state: int, sampling: Sampling, vocabulary: int) -> RowResult:

@@ -69,6 +69,8 @@ class Preset:
     nan_layer: int = 0
     speedup: float = 1.0
     """Everything modelled is this many times faster; what the control plane takes stays."""
+    hang: str = ""
+    """For tests: a file; stage I takes away FILE.I when it is there, and does not return from the wave at hand."""
     profile: Profile | None = None
 
     def pace(self, stage: int, stages: int) -> Pace:
@@ -109,7 +111,7 @@ _BOUNDS = {
     "nan_layer": (0, MAX_LAYERS - 1),
 }
 _TIMES = frozenset({"token_us", "wave_us", "copy_us"})
-_WITH_PROFILE = frozenset({"profile", "vocabulary", "speedup", "cache_thread"})
+_WITH_PROFILE = frozenset({"profile", "vocabulary", "speedup", "cache_thread", "hang"})
 
 
 def parse_preset(text: str) -> Preset:
@@ -152,6 +154,8 @@ def _with_profile(file: str, numbers: dict[str, Any]) -> Preset:
 def _value(key: str, value: str) -> Any:
     if key == "cache_thread":
         return _thread(key, value)
+    if key == "hang":
+        return value
     if key == "speedup":
         return _factor(key, value)
     return _time(key, value) if key in _TIMES else _count(key, value)

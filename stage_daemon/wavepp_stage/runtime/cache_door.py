@@ -23,7 +23,7 @@ from wavepp_stage.runtime.core_shell import CoreShell
 from wavepp_stage.runtime.executor import Executor
 
 LONGEST_WAIT_S: Final = limits.WAVE_TIMEOUT_MS / 1000
-"""A wave that takes longer has failed anyway."""
+"""For a thread that computes no wave: a wave may take longer, and the controller knows when that is too long."""
 
 
 class CacheDoor:
@@ -39,15 +39,22 @@ class CacheDoor:
         in its formation, or in time."""
         if not self._on_executor:
             return self._core.post(event)
-        answer = self._executor.admit(partial(self._handle, event))
-        try:
-            async with asyncio.timeout(LONGEST_WAIT_S):
-                return await asyncio.wrap_future(answer)
-        except TimeoutError:
-            raise EngineFault(
-                f"admission waited for the engine's thread for {LONGEST_WAIT_S:g} s",
-                field="cache_thread", value="engine", limit=f"{LONGEST_WAIT_S:g} s",
-            ) from None  # fmt: skip
+        answer = asyncio.wrap_future(self._executor.admit(partial(self._handle, event)))
+        while True:
+            try:
+                async with asyncio.timeout(LONGEST_WAIT_S):
+                    return await asyncio.shield(answer)
+            except TimeoutError:
+                if self._executor.executing is not None:
+                    continue
+                answer.cancel()
+                raise EngineFault(
+                    f"admission waited for the engine's thread for {LONGEST_WAIT_S:g} s",
+                    field="cache_thread", value="engine", limit=f"{LONGEST_WAIT_S:g} s",
+                ) from None  # fmt: skip
+            except asyncio.CancelledError:
+                answer.cancel()
+                raise
 
     def _handle(self, event: RoundArrived) -> list[Action]:
         """Under the present time: while it waited the process may have been stopped, and its controller silent."""

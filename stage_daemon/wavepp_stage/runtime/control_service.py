@@ -9,13 +9,14 @@ the engine of stages that load together is fenced: then nothing is joined before
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
 from wavepp_proto import convert, limits
-from wavepp_proto.errors import EngineFault, JoinRefused, StaleMessage, WaveppError
+from wavepp_proto.errors import ENGINE_HUNG, EngineFault, JoinRefused, StaleMessage, WaveppError
 from wavepp_proto.fence import check_epoch
 from wavepp_proto.runtime.context import Context
 from wavepp_proto.runtime.logs import get_log
@@ -28,6 +29,7 @@ from wavepp_stage.engine.base import EngineFacts, EnginePlan, LinkPlan, StageEng
 from wavepp_stage.runtime.core_shell import CoreShell, ended_formation
 from wavepp_stage.runtime.engines import Equipment, engine_plan, link_plan, load_group, make_link
 from wavepp_stage.runtime.executor import Executor
+from wavepp_stage.runtime.executor_watch import ExecutorWatch
 from wavepp_stage.runtime.grpc_link import LinkHub
 from wavepp_stage.runtime.settings import StageSettings
 
@@ -72,6 +74,7 @@ class ControlService(control_pb2_grpc.StageControlServicer):
         """Why the controller that leads can use this daemon in no pipeline, as it said last."""
         self.plan: JoinPlan | None = None
         """The formation this daemon serves; None between formations."""
+        self.watch = ExecutorWatch(executor, settings.stage)
         self.idle = asyncio.Event()
         """Set while no formation is served."""
         self.idle.set()
@@ -172,6 +175,7 @@ class ControlService(control_pb2_grpc.StageControlServicer):
             state_slots=plan.state_slots,
             bytes_per_state=facts.bytes_per_state,
             engine_load=self.engine_load,
+            wave_allowance_ms=math.ceil(facts.wave_allowance_s * 1000),
             host_pool_blocks=self._core.read(lambda machine: machine.host_pool_blocks),
         )
 
@@ -209,17 +213,25 @@ class ControlService(control_pb2_grpc.StageControlServicer):
         if self.fenced:
             raise EngineFault(f"the engine is fenced: {self.fenced}", field="engine", value="fenced")
 
-    def leave(self) -> asyncio.Future[None]:
+    @property
+    def serves(self) -> bool:
+        """A formation is served, and the engine gets on with its wave; may be asked from any thread."""
+        return self.plan is not None and self.watch.gets_on(self.facts)
+
+    def leave(self, *, blamed: bool = False) -> asyncio.Future[None]:
         """The core has ended the formation: stop serving it, at once. The answer comes when no wave and no copy
-        of it can touch a block any more; EngineFault if a copy hangs."""
+        of it can touch a block any more; EngineFault if a copy hangs. `blamed`: because this engine hangs."""
         left, self.plan = self.plan, None
         if self._loading is not None:
             self._loading.set()
         self.idle.set()
         if left is not None:
             self.on_leave()
+        stopped = asyncio.wrap_future(self._executor.end())
+        if left is not None:
+            self.watch.ending(stopped, self.facts, blamed=blamed)
         # Shielded: whoever stops waiting must not take the end away from the others who wait.
-        return asyncio.shield(asyncio.wrap_future(self._executor.end()))
+        return asyncio.shield(stopped)
 
     async def EndFormation(self, request: pb.EndFormationRequest, context: Context) -> pb.EndFormationResponse:
         try:
@@ -227,16 +239,22 @@ class ControlService(control_pb2_grpc.StageControlServicer):
             # One that waited here while this process was frozen comes from a controller that has given it up: only
             # as somebody new is it taken again at once.
             self._core.fence_if_silent(time.monotonic())
-            await self.end_formation(fence, cause.message if cause else "")
+            await self.end_formation(fence, cause.message if cause else "", blamed=self._is_blamed(cause))
         except WaveppError as error:
             await convert.abort(context, error)
         return pb.EndFormationResponse(fence=request.fence)
 
-    async def end_formation(self, fence: Fence, why: str) -> None:
+    def _is_blamed(self, cause: ErrorInfo | None) -> bool:
+        """Whether the formation ended because the engine here hangs."""
+        told = {} if cause is None else dict(cause.fields)
+        key = self._settings.key
+        return (told.get("cause"), told.get("stage"), told.get("rank")) == (ENGINE_HUNG, str(key.stage), str(key.rank))
+
+    async def end_formation(self, fence: Fence, why: str, *, blamed: bool = False) -> None:
         """End the formation that `fence` names, if it is still the present one."""
         actions = self._core.post(FormationEnd(fence, time.monotonic()))
         if ended_formation(actions):
-            stopped = self.leave()
+            stopped = self.leave(blamed=blamed)
             log.info("formation ended", formation=fence.formation, cause=why)
             await stopped
 

@@ -90,7 +90,8 @@ class StageDaemon:
         self.address = ""
 
     async def run(self, stop: asyncio.Event, drain_s: float = 10.0) -> None:
-        """Serve until `stop` is set, then drain for at most `drain_s` seconds and close."""
+        """Serve until `stop` is set, then drain for at most `drain_s` seconds and close. EngineFault with the cause
+        ENGINE_HUNG if the engine does not return: only another process can serve this stage."""
         starting = asyncio.create_task(self.start(), name="start")
         stopped = asyncio.create_task(stop.wait(), name="stop")
         try:
@@ -99,7 +100,11 @@ class StageDaemon:
             if starting.done():
                 starting.result()
                 settle_heap()
-                await stopped
+                ends: set[asyncio.Future[Any]] = {stopped, self.control.watch.hung}
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                if self.control.watch.hung.done():
+                    self._join_s = 0.0  # what hangs is not worth waiting for
+                    raise self.control.watch.hung.result()
                 await self.drain(drain_s)
         finally:
             for task in (starting, stopped):
@@ -130,9 +135,8 @@ class StageDaemon:
         self.control = ControlService(
             settings, self.equipment, self.core, self.executor, self._hub, host, self._drain_future
         )
-        self.observer = Observer(
-            self.core, self.copier.counts, self._tracer, settings.key, lambda: self.control.plan is not None
-        )
+        self._closers.push("executor watch", self.control.watch.close)
+        self.observer = Observer(self.core, self.copier.counts, self._tracer, settings.key, lambda: self.control.serves)
         self._closers.push("observer", self.observer.close)
         self.fence = SelfFence(self.core, self.control, self._reborn)
         first, last = settings.band(self.equipment.model.layers)

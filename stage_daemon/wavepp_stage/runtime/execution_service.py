@@ -175,10 +175,12 @@ class ExecutionService(execution_pb2_grpc.StageExecutionServicer):
         return self._reports
 
     def _beat(self, fence: Fence, count: int) -> Heartbeat:
+        executing = self._executor.executing
         return Heartbeat(
             fence=Fence(fence.epoch, fence.formation, fence.incarnation),
             count=count,
-            executing_wave=self._executor.executing,
+            executing_wave=None if executing is None else executing[0],
+            executing_ms=0 if executing is None else int(executing[1] * 1000),
             queued_waves=self._executor.queued,
             loop_delay_us=self._observer.take_loop_delay_us(),
             capacity=self._core.read(lambda machine: machine.capacity()),

@@ -57,7 +57,8 @@ class Executor:
         self._closing = False
         self.engine_failed = False
         """A wave or an admission ended in an error of the engine; whoever loads it anew takes this back."""
-        self.executing: WaveOrdinal | None = None
+        self._executing: tuple[WaveOrdinal, float] | None = None
+        """The wave that was given to the engine, and when (monotonic seconds)."""
         self._watch = Stopwatch()
         self._copies_ended = 0
         """Lots that have ended: a wave that waits for copies is prepared again when this moves."""
@@ -118,6 +119,12 @@ class Executor:
             current.came[command.ordinal] = time.monotonic()
             self._post_receives(current)
             self._condition.notify()
+
+    @property
+    def executing(self) -> tuple[WaveOrdinal, float] | None:
+        """The wave that the engine computes, and for how long (seconds); None between two."""
+        now = self._executing
+        return None if now is None else (now[0], time.monotonic() - now[1])
 
     @property
     def queued(self) -> int:
@@ -258,7 +265,7 @@ class Executor:
         """Compute, publish, then send on: whoever hears of this wave may count on what it published."""
         self._watch.charge("activation")
         command, formation = current.queue[0], current.plan.fence.formation
-        self.executing = command.ordinal
+        self._executing = (command.ordinal, time.monotonic())
         prepared = current.prepared.pop(command.ordinal)
         started_ns, started = time.time_ns(), time.perf_counter()
         try:
@@ -273,7 +280,7 @@ class Executor:
             self._report_fault(current, prepared.work, started_ns)
             return
         finally:
-            self.executing = None
+            self._executing = None
         with self._condition:
             current.queue.popleft()
             current.posted = max(0, current.posted - 1)

@@ -9,7 +9,8 @@ that is handed over is complete; each thread has a stream of its own, so none wa
      executor: send(w)   ──▶ sender: header w, payload w; buffers are dropped when both are taken
 
 A closed link waits for nobody: a thread still blocked in a move is abandoned (gloo cannot be
-interrupted), ends at its own time-out, and is counted by `abandoned_threads`.
+interrupted), ends when its peer closes the link too, at its time-out at the latest, and is counted by
+`abandoned_threads`. A header may be long under way: its wave waits for those before it. A payload follows at once.
 """
 
 from __future__ import annotations
@@ -135,13 +136,13 @@ class TorchLink:
         transport, previous = self._in_use(), self._plan.stage - 1
         with side.on():
             raw = torch.empty(HEADER_BYTES, dtype=torch.uint8, device=transport.device)
-            transport.recv(raw, previous, HEADER_TAG)
+            transport.recv(raw, previous, HEADER_TAG, self._plan.fill_timeout_s)
             header = WaveHeader.unpack(raw.cpu().numpy().tobytes())
             payload = self._engine.receive_buffer(tokens)
             # Before the payload: gloo aborts the PROCESS when more bytes arrive than a buffer holds.
             self._check(header, ordinal, payload)
             landing = payload if payload.device == transport.device else side.landing(payload)
-            transport.recv(landing, previous, PAYLOAD_TAG)
+            transport.recv(landing, previous, PAYLOAD_TAG, self._plan.wave_timeout_s)
         if landing is not payload:
             side.move(landing, payload)
         if not self._ended:
@@ -152,9 +153,9 @@ class TorchLink:
         transport, following = self._in_use(), self._plan.stage + 1
         with side.on():
             raw = torch.frombuffer(bytearray(header.pack()), dtype=torch.uint8)
-            transport.send(raw.to(transport.device), following, HEADER_TAG)
+            transport.send(raw.to(transport.device), following, HEADER_TAG, self._plan.fill_timeout_s)
             moved = payload if payload.device == transport.device else side.to_host(payload)
-            transport.send(moved.contiguous(), following, PAYLOAD_TAG)
+            transport.send(moved.contiguous(), following, PAYLOAD_TAG, self._plan.wave_timeout_s)
 
     def _in_use(self) -> Transport:
         transport = self._transport

@@ -32,9 +32,9 @@ class Transport(Protocol):
     device: torch.device
     """Where a tensor must be to be moved."""
 
-    def send(self, tensor: Tensor, peer: int, tag: int) -> None: ...
+    def send(self, tensor: Tensor, peer: int, tag: int, timeout_s: float) -> None: ...
 
-    def recv(self, tensor: Tensor, peer: int, tag: int) -> None:
+    def recv(self, tensor: Tensor, peer: int, tag: int, timeout_s: float) -> None:
         """Fill `tensor`. Its size must be the sender's: see WaveHeader for how the receiver knows it."""
 
     def close(self) -> None:
@@ -112,7 +112,6 @@ class GlooTransport:
 
     def __init__(self, store: Store, plan: LinkPlan, connect_timeout: timedelta) -> None:
         self.device = torch.device("cpu")
-        self._timeout = timedelta(seconds=plan.wave_timeout_s)
         group: Any = dist.ProcessGroupGloo
         options = group._Options()
         options._devices = [group.create_device(hostname=plan.advertise_host, lazy_init=False)]
@@ -121,12 +120,13 @@ class GlooTransport:
         options._threads = 1
         self._group: Any = group(store, plan.stage, plan.stages, options)
 
-    def send(self, tensor: Tensor, peer: int, tag: int) -> None:
-        self._group.send([tensor], peer, tag).wait(self._timeout)
+    def send(self, tensor: Tensor, peer: int, tag: int, timeout_s: float) -> None:
+        self._group.send([tensor], peer, tag).wait(timedelta(seconds=timeout_s))
 
-    def recv(self, tensor: Tensor, peer: int, tag: int) -> None:
-        self._group.recv([tensor], peer, tag).wait(self._timeout)
+    def recv(self, tensor: Tensor, peer: int, tag: int, timeout_s: float) -> None:
+        self._group.recv([tensor], peer, tag).wait(timedelta(seconds=timeout_s))
 
     def close(self) -> None:
-        # gloo has no abort: whoever is blocked in a move keeps the group alive until its time-out.
+        # gloo has no abort: whoever is blocked in a move keeps the group alive until the other end closes its own, or
+        # its process ends, or the move's time-out.
         self._group = None

@@ -44,14 +44,13 @@ class NcclTransport:
             raise LinkFault("link nccl needs a CUDA build of torch and a CUDA device", field="link", value="nccl")
         os.environ.update(WATCHDOG)
         self.device = device
-        self._timeout_s = connect_timeout.total_seconds()
+        connect_s = connect_timeout.total_seconds()
         options = group.Options()
-        options._timeout = timedelta(seconds=plan.wave_timeout_s) + WATCHDOG_GRACE
+        options._timeout = timedelta(seconds=plan.fill_timeout_s) + WATCHDOG_GRACE
         self._group: Any = group(store, plan.stage, plan.stages, options)
-        self._meet(plan)
-        self._timeout_s = plan.wave_timeout_s
+        self._meet(plan, connect_s)
 
-    def _meet(self, plan: LinkPlan) -> None:
+    def _meet(self, plan: LinkPlan, connect_s: float) -> None:
         """NCCL makes an edge's communicator at its first move, waits there for the other end without a deadline, and
         only then finds out that two stages share a GPU: so that happens here, on a thread that can be given up."""
         failed: list[Exception] = []
@@ -61,26 +60,26 @@ class NcclTransport:
                 with _CUDA.device(self.device):
                     token = torch.zeros(1, device=self.device)
                     for move, peer in edges(plan.stage, plan.stages, self.send, self.recv):
-                        move(token, peer, 0)
+                        move(token, peer, 0, connect_s)
             except Exception as error:  # whatever it is, the caller tells it
                 failed.append(error)
 
         thread = threading.Thread(target=exchange, name=f"link-meet-{plan.stage}", daemon=True)
         thread.start()
-        thread.join(self._timeout_s)
+        thread.join(connect_s)
         if thread.is_alive() or failed:
             self.close()
-            reason = first_line(failed[0]) if failed else f"not there within {self._timeout_s:.1f} s"
+            reason = first_line(failed[0]) if failed else f"not there within {connect_s:.1f} s"
             raise LinkFault(
                 f"stage {plan.stage} cannot meet its neighbours by nccl (which needs a GPU for each stage): {reason}",
                 field="link", value="nccl", limit="gloo",
             )  # fmt: skip
 
-    def send(self, tensor: Tensor, peer: int, tag: int) -> None:
-        self._finish(self._in_use().send([tensor], peer, tag), peer)
+    def send(self, tensor: Tensor, peer: int, tag: int, timeout_s: float) -> None:
+        self._finish(self._in_use().send([tensor], peer, tag), peer, timeout_s)
 
-    def recv(self, tensor: Tensor, peer: int, tag: int) -> None:
-        self._finish(self._in_use().recv([tensor], peer, tag), peer)
+    def recv(self, tensor: Tensor, peer: int, tag: int, timeout_s: float) -> None:
+        self._finish(self._in_use().recv([tensor], peer, tag), peer, timeout_s)
 
     def _in_use(self) -> Any:
         group = self._group
@@ -88,12 +87,12 @@ class NcclTransport:
             raise RuntimeError("the link is closed")
         return group
 
-    def _finish(self, work: Any, peer: int) -> None:
-        deadline = time.monotonic() + self._timeout_s
+    def _finish(self, work: Any, peer: int, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
         while not work.is_completed():
             self._in_use()
             if time.monotonic() > deadline:
-                raise RuntimeError(f"stage {peer} did not answer within {self._timeout_s:g} s")
+                raise RuntimeError(f"stage {peer} did not answer within {timeout_s:g} s")
             time.sleep(POLL_S)
         work.wait()  # raises what it ended in
 
@@ -104,7 +103,7 @@ class NcclTransport:
             threading.Thread(target=group.abort, name="link-abort", daemon=True).start()
 
 
-Move = Callable[[Tensor, int, int], None]
+Move = Callable[[Tensor, int, int, float], None]
 
 
 def edges(stage: int, stages: int, send: Move, recv: Move) -> list[tuple[Move, int]]:
