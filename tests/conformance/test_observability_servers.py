@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -16,10 +18,10 @@ pytestmark = pytest.mark.engines("emulated", "engine-thread", why="it looks into
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-async def health(address: str) -> int:
+async def health(address: str, service: str = "") -> int:
     async with grpc.aio.insecure_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=30)
+        answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=30)
         return int(answer.status)
 
 
@@ -38,8 +40,25 @@ async def test_health_tells_who_can_serve_when_a_controller_comes_and_goes() -> 
 
         await eventually(ready, about="the controller to be ready")
         assert cluster.controller.machine.status().ready
+        named = [await health(address, "pipeline/default") for address in (cluster.controller.address, *stages)]
+        assert named == [SERVING] * 3
         await cluster.controller.close()
         await eventually(lambda: all_are(NOT_SERVING), about="the stages to serve no formation")
+
+
+async def test_health_of_controller_and_pipeline_ends_when_its_stage_is_lost() -> None:
+    async with Cluster(stages=2) as cluster:
+        address = cluster.controller.address
+
+        await eventually(lambda: _is(address, "", SERVING), about="the controller to be ready")
+        assert await health(address, "pipeline/default") == SERVING
+        await cluster.daemons[1].close()
+        for service in ("", "pipeline/default"):
+            await eventually(partial(_is, address, service, NOT_SERVING), about="nothing to be ready")
+
+
+async def _is(address: str, service: str, wanted: int) -> bool:
+    return await health(address, service) == wanted
 
 
 @pytest.mark.parametrize("wanted", [True, False])

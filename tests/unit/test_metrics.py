@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.error
 import urllib.request
 
 import pytest
@@ -145,13 +146,45 @@ def test_what_was_observed_is_served_when_the_process_cannot_say_more() -> None:
 
 def test_metrics_are_served_on_loopback_when_asked() -> None:
     metrics = ControllerMetrics.create(lambda: (controller_figures(), SPANS))
-    server = serve_metrics(metrics.registry)
+    server = serve_metrics(metrics.registry, lambda: True)
     try:
         assert server.address.startswith("127.0.0.1:")
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with direct.open(f"http://{server.address}/metrics", timeout=30) as text:
             assert b'wavepp_controller_rejected_total{reason="QUEUE_FULL"} 2.0' in text.read()
         with pytest.raises(InvalidRequest, match="cannot serve metrics"):
-            serve_metrics(metrics.registry, server.address)
+            serve_metrics(metrics.registry, lambda: True, server.address)
     finally:
         server.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "ready", "status"),
+    [
+        ("/metrics", False, 200),
+        ("/healthz", True, 200),
+        ("/healthz", False, 200),
+        ("/healthz", None, 503),
+        ("/readyz", True, 200),
+        ("/readyz", False, 503),
+        ("/readyz", None, 503),
+        ("/", True, 404),
+        ("/metricsx", True, 404),
+        ("/favicon.ico", True, 404),
+    ],
+)
+def test_probes_say_what_the_process_says_and_other_paths_are_not_there(
+    path: str, ready: bool | None, status: int
+) -> None:
+    """`ready` None: the process's event loop does not answer."""
+    server = serve_metrics(ControllerMetrics.create(silent).registry, lambda: ready)
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with direct.open(f"http://{server.address}{path}", timeout=30) as answer:
+            found = answer.status
+    except urllib.error.HTTPError as refused:
+        found = refused.code
+        refused.close()
+    finally:
+        server.close()
+    assert found == status

@@ -26,7 +26,7 @@ from wavepp_controller.runtime.refusals import Refusals
 from wavepp_controller.runtime.request_spans import RequestSpans
 from wavepp_controller.runtime.settings import ControllerSettings
 from wavepp_controller.runtime.shell import ControllerShell
-from wavepp_proto.runtime.channels import advertise_address, bind_server, check_server, new_server
+from wavepp_proto.runtime.channels import advertise_address, bind_server, check_server, new_server, pipeline_service
 from wavepp_proto.runtime.closers import Closers
 from wavepp_proto.runtime.election import Authority, Leadership
 from wavepp_proto.runtime.logs import get_log
@@ -192,12 +192,13 @@ class Controller:
         self._refusals.tell(self.machine.epoch, refused, self.members.members)
 
     async def _report_health(self) -> None:
-        """Readiness is recent progress (invariant I6), not a living process."""
+        """Readiness is to serve now and to get on (invariant I6), not a living process: of each pipeline, of any."""
         frozen = False
         while True:
-            ready = self.machine.ready
+            pipelines = {pipeline_service(name): ready for name, ready in self.machine.ready_pipelines().items()}
             state = health_pb2.HealthCheckResponse
-            await self._health.set("", state.SERVING if ready else state.NOT_SERVING)
+            for service, ready in {**pipelines, "": any(pipelines.values())}.items():
+                await self._health.set(service, state.SERVING if ready else state.NOT_SERVING)
             if self.members.frozen != frozen:
                 frozen = self.members.frozen
                 self.shell.post(ev.MembershipFrozen(frozen, time.monotonic()))

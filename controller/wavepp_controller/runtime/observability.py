@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 log = get_log(__name__)
 
-SCRAPE_S: Final = 2.0
-"""How long a scrape waits for the event loop."""
 CALLERS_DOING: Final = frozenset(
     {"INVALID_ARGUMENT", "NOT_FOUND", "ALREADY_EXISTS", "CANCELLED", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"}
 )
@@ -87,7 +85,7 @@ class Observer:
 
         self._loop = asyncio.get_running_loop()
         self._metrics = ControllerMetrics.create(self._read)
-        self._server = serve_metrics(self._metrics.registry, listen)
+        self._server = serve_metrics(self._metrics.registry, self._ready, listen)
         log.info("metrics served", address=self._server.address)
 
     async def close(self) -> None:
@@ -159,15 +157,17 @@ class Observer:
 
     def _read(self) -> Reading:
         """On a scrape's thread."""
-        asked = asyncio.run_coroutine_threadsafe(self._figures(), self._loop)
-        try:
-            return asked.result(SCRAPE_S), self._tracer.stats()
-        except TimeoutError:
-            asked.cancel()
-            log.warning("the event loop did not answer a scrape", limit=SCRAPE_S)
-            return None, self._tracer.stats()
+        from wavepp_proto.runtime.metrics import asked_on
 
-    async def _figures(self) -> ControllerFigures:
+        return asked_on(self._loop, self._figures), self._tracer.stats()
+
+    def _ready(self) -> bool | None:
+        """On a probe's thread."""
+        from wavepp_proto.runtime.metrics import asked_on
+
+        return asked_on(self._loop, lambda: self._machine.ready)
+
+    def _figures(self) -> ControllerFigures:
         from wavepp_proto.runtime.metrics import ControllerFigures
 
         status = self._machine.status(requests=False)

@@ -22,6 +22,7 @@ import grpc.aio
 
 from wavepp_proto import limits
 from wavepp_proto.errors import InvalidRequest
+from wavepp_proto.terms import PipelineId
 
 WILDCARD_HOSTS: Final = frozenset({"", "0.0.0.0", "::", "*"})
 _HOST: Final = re.compile(r"[A-Za-z0-9._:%*-]{0,250}")
@@ -150,6 +151,11 @@ def open_channel(address: str, security: ClientSecurity = PLAIN_CLIENT) -> grpc.
     if security.server_name:
         options.append(("grpc.ssl_target_name_override", security.server_name))
     return grpc.aio.secure_channel(target, credentials, options=options)
+
+
+def pipeline_service(pipeline: PipelineId) -> str:
+    """The service under which gRPC health tells of one pipeline; the empty name tells of the whole process."""
+    return f"pipeline/{pipeline}"
 
 
 def new_server(interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.Server:

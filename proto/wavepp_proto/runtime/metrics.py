@@ -1,4 +1,5 @@
-"""Prometheus series of the controller and of a stage daemon, and the endpoint that serves them.
+"""Prometheus series of the controller and of a stage daemon, and the endpoint that serves them, with liveness and
+readiness for probes that speak HTTP.
 
 Owns names, labels, units (seconds, blocks, tokens) and buckets. Does not own the numbers: what a
 runtime counts anyway is read when somebody scrapes (`ControllerFigures`, `StageFigures`), only
@@ -8,26 +9,37 @@ registry of its own. Imported, and listening, only where an operator asked for m
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, make_wsgi_app, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from wavepp_proto.errors import InvalidRequest
 from wavepp_proto.runtime.channels import Address, parse_address
+from wavepp_proto.runtime.logs import get_log
 from wavepp_proto.runtime.tracing import TracerStats
 from wavepp_proto.terms import Timings
 
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+log = get_log(__name__)
+T = TypeVar("T")
 ADMISSION_PHASES: Final = ("queue", "hash", "hint", "announce", "rounds", "capacity_wait", "sharing_wait", "admission")
 """Field names of terms.Timings without `_ms`; "admission" is all of them."""
 
 _LATENCY_S: Final = (5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1, 2.5, 10, 60)
 _LOOP_DELAY_S: Final = (1e-4, 2.5e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 1)
+
+ASK_S: Final = 2.0
+"""How long a scrape or a probe waits for the event loop."""
+TEXT: Final = [("Content-Type", "text/plain; charset=utf-8")]
 
 Values = Mapping[str, float]
 """By the value of the one label."""
@@ -66,7 +78,7 @@ class ControllerFigures:
     def families(self, prefix: str) -> Iterator[Metric]:
         made = _Families(prefix)
         yield made.gauge("leader", "1 while this controller leads", self.leads)
-        yield made.gauge("ready", "1 while it leads and no pipeline is stalled", self.ready)
+        yield made.gauge("ready", "1 while it leads, takes requests, and some pipeline is ready", self.ready)
         yield made.gauges("ring_waves", "Waves in flight", "pipeline", self.ring_waves)
         yield made.gauges("queue_requests", "Requests queued for admission", "pipeline", self.queue_requests)
         yield made.gauges("queue_tokens", "Prompt tokens queued for admission", "pipeline", self.queue_tokens)
@@ -216,8 +228,13 @@ class MetricsServer:
         self._thread.join()
 
 
-def serve_metrics(registry: CollectorRegistry, listen: str = "127.0.0.1:0") -> MetricsServer:
+def serve_metrics(
+    registry: CollectorRegistry, ready: Callable[[], bool | None], listen: str = "127.0.0.1:0"
+) -> MetricsServer:
     """Serve `registry` over plain HTTP at /metrics. `listen` is host:port; no host means loopback.
+
+    `ready` is asked on the request's thread: /readyz is 200 while it says True, else 503, /healthz 503 only when it
+    says None, for a process that does not answer. Every other path is 404.
 
     Raises InvalidRequest if the address cannot be bound.
     """
@@ -225,10 +242,45 @@ def serve_metrics(registry: CollectorRegistry, listen: str = "127.0.0.1:0") -> M
     host = wanted.host or "127.0.0.1"
     try:
         server, thread = start_http_server(wanted.port, host, registry)
+        server.set_app(_routed(make_wsgi_app(registry), ready))
     except OSError as error:
         message = f"cannot serve metrics on {listen}: {error.strerror}"
         raise InvalidRequest(message, field="metrics", value=listen) from error
     return MetricsServer(str(Address(host, server.server_port)), server, thread)
+
+
+def asked_on(loop: asyncio.AbstractEventLoop, ask: Callable[[], T]) -> T | None:
+    """What `ask` answers on an event loop; None, logged, if that does not take it up in time. For other threads."""
+
+    async def answer() -> T:
+        return ask()
+
+    asked = asyncio.run_coroutine_threadsafe(answer(), loop)
+    try:
+        return asked.result(ASK_S)
+    except TimeoutError:
+        asked.cancel()
+        log.warning("the event loop did not answer a scrape", limit=ASK_S)
+        return None
+
+
+def _routed(metrics: WSGIApplication, ready: Callable[[], bool | None]) -> WSGIApplication:
+    def probe(start: StartResponse, good: bool) -> Iterable[bytes]:
+        start("200 OK" if good else "503 Service Unavailable", TEXT)
+        return [b"ok\n" if good else b"not ready\n"]
+
+    def application(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        match environ["PATH_INFO"]:
+            case "/metrics":
+                return metrics(environ, start)
+            case "/healthz":
+                return probe(start, ready() is not None)
+            case "/readyz":
+                return probe(start, ready() is True)
+        start("404 Not Found", TEXT)
+        return [b"there are /metrics, /healthz and /readyz\n"]
+
+    return application
 
 
 class _Registry(Collector):

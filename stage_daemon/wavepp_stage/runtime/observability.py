@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from grpc_health.v1 import health, health_pb2
 
+from wavepp_proto.runtime.channels import pipeline_service
 from wavepp_proto.runtime.logs import get_log
 from wavepp_proto.runtime.tracing import Tracer
 from wavepp_proto.terms import DaemonKey, StageTimes, VoteOutcome, Votes
@@ -70,15 +71,18 @@ class Observer:
         # Deferred: Prometheus takes 0.2 s to import, for operators who asked for it.
         from wavepp_proto.runtime.metrics import StageMetrics, serve_metrics
 
+        self._loop = asyncio.get_running_loop()
         self._metrics = StageMetrics.create(self._read)
-        self._server = serve_metrics(self._metrics.registry, listen)
+        self._server = serve_metrics(self._metrics.registry, self._ready, listen)
         log.info("metrics served", stage=self._key.stage, address=self._server.address)
 
     async def report_health(self, servicer: health.aio.HealthServicer) -> None:
-        """Serving while a formation is served: a daemon that only waits to join is no target yet."""
+        """Serving while a formation is served and its engine gets on: a daemon that only waits to join is no target
+        yet. Under its pipeline's name too, as a controller tells it."""
         state = health_pb2.HealthCheckResponse
         while True:
-            await servicer.set("", state.SERVING if self._serving() else state.NOT_SERVING)
+            for service in ("", pipeline_service(self._key.pipeline)):
+                await servicer.set(service, state.SERVING if self._serving() else state.NOT_SERVING)
             await asyncio.sleep(HEALTH_S)
 
     async def close(self) -> None:
@@ -132,6 +136,12 @@ class Observer:
         return round(worst * 1e6)
 
     # --- what a scrape reads ----------------------------------------------------------------------
+
+    def _ready(self) -> bool | None:
+        """On a probe's thread."""
+        from wavepp_proto.runtime.metrics import asked_on
+
+        return asked_on(self._loop, self._serving)
 
     def _read(self) -> Reading:
         """On a scrape's thread."""
