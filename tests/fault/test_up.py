@@ -9,6 +9,7 @@ import signal
 import socket
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.harness.command import Up, json_lines, wavepp
@@ -16,6 +17,7 @@ from tests.harness.eventually import eventually_sync
 from tests.harness.ports import free_port
 from tests.harness.processes import QUICK, VOCABULARY, random_prompt
 from wavepp.bench.timeline import read_timeline
+from wavepp_proto.errors import ENGINE_HUNG
 from wavepp_proto.runtime.timeline import check_timeline
 from wavepp_stage.engine.emulated import expected_first_token
 
@@ -128,6 +130,31 @@ def test_a_stage_that_dies_is_started_again_and_a_killed_up_leaves_no_child(tmp_
         up.signal(signal.SIGKILL)
         assert up.ended() == -signal.SIGKILL
         up.nothing_is_left()
+
+
+def test_a_stage_whose_engine_hangs_is_named_exits_and_serves_again_in_another_process(tmp_path: Path) -> None:
+    wish = tmp_path / "hang"  # stage 1 takes hang.1 away, once
+    model = ("--model", f"{QUICK},hang={wish}")
+    with Up(tmp_path, *SMALL, *model, *_listen(), "--hang-ms", "2000") as up:
+        facts = up.serving()
+        tokens = ",".join(map(str, random_prompt(1, 40)))
+        before = wavepp(tmp_path, "prefill", "--tokens", tokens, "--json")
+        assert before.returncode == 0, before.stderr
+        Path(f"{wish}.1").touch()
+        lost = wavepp(tmp_path, "prefill", "--tokens", tokens, "--json")
+        (told,) = json_lines(lost)
+        fields = told["error"]["fields"]
+        assert (told["error"]["reason"], fields["stage"], fields["cause"]) == ("STAGE_LOST", "1", ENGINE_HUNG)
+        after = wavepp(tmp_path, "prefill", "--tokens", tokens, "--json")
+        assert after.returncode == 0, after.stderr
+        assert json_lines(after)[0]["first_token"] == json_lines(before)[0]["first_token"]
+        assert not psutil.pid_exists(facts["pids"]["stage-1"])
+        assert psutil.pid_exists(facts["pids"]["stage-0"])
+        up.signal(signal.SIGINT)
+        assert up.ended() == 0, up.said
+    assert "stage 1 ended with status 75 (its engine hung); starting it again (restart 1 of 5 in 600 s)" in up.said
+    logged = (Path(facts["logs"]) / "stage-1.log").read_text()
+    assert '"event": "engine hung"' in logged
 
 
 def test_every_rank_has_its_process_and_its_track_and_is_started_again_when_it_dies(tmp_path: Path) -> None:

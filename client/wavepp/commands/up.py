@@ -21,12 +21,14 @@ from wavepp_proto.runtime import options as opt
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from wavepp.local_cluster import LocalCluster, LocalPlan
+    from wavepp.local_cluster import Child, LocalCluster, LocalPlan
 
 WATCH_S = 0.5
 RESTARTS_PER_STAGE = 5
 """Restarts of one daemon within the last ten minutes; older ones say nothing about what is broken now."""
 RESTART_WINDOW_S = 600.0
+RESTART_PAUSE_S = 1.0
+"""Before the second restart within the window; it doubles with each."""
 
 
 def up(
@@ -88,6 +90,8 @@ def up(
             "--model-file", envvar="WAVEPP_MODEL_FILE", help="Keeps learnt stage times; a device profile seeds them."
         ),
     ] = None,
+    hang_ms: opt.HangMs = None,
+    first_wave_ms: opt.FirstWaveMs = None,
     headroom_blocks: opt.HeadroomBlocks = None,
     snapshot_tokens: opt.SnapshotTokens = 8192,
     share_tokens: opt.ShareTokens = None,
@@ -149,6 +153,7 @@ def up(
             layers=tuple(filter(None, layers.split(","))), block_tokens=block_tokens, wave_tokens=wave_tokens,
             policy=policy, mode=mode, min_wave_tokens=min_wave_tokens, fills=fills, short_share=short_share,
             model_file=model_file,
+            hang_ms=hang_ms, first_wave_ms=first_wave_ms,
             link=link, device=device, dtype=dtype, threads=threads, listen=listen or _free_default(),
             cluster=cluster, etcd=etcd, etcd_ca=etcd_ca, etcd_cert=etcd_cert, etcd_key=etcd_key,
             otlp=otlp, trace_sample=trace_sample, log_level=log_level,
@@ -223,16 +228,25 @@ def _tell(text: str, talk: Console) -> None:
 
 
 class Restarts:
-    """When one daemon was started again, of late."""
+    """When one daemon was started again, of late, and when it may be the next time."""
 
     def __init__(self) -> None:
         self._at: list[float] = []
+        self.due: float | None = None
+        """When it is to be started again; None while it runs."""
+
+    @property
+    def number(self) -> int:
+        """Of the restart that is due, within the window."""
+        return len(self._at)
 
     def allow(self, now: float) -> bool:
-        """Note one more restart, unless there were too many within the window."""
+        """Note one more restart, and when it is due: at once, then after pauses that grow; False if there were too many
+        within the window."""
         self._at = [at for at in self._at if now - at < RESTART_WINDOW_S]
         if len(self._at) >= RESTARTS_PER_STAGE:
             return False
+        self.due = now + (RESTART_PAUSE_S * 2 ** (len(self._at) - 1) if self._at else 0.0)
         self._at.append(now)
         return True
 
@@ -254,15 +268,19 @@ async def _watch(local: LocalCluster, stop: asyncio.Event, talk: Console) -> Non
             child = local.children[plan.name(stage, rank)]
             if child.alive:
                 continue
-            status, name = child.process.returncode, child.name.replace("-", " ")
-            if not restarts[stage, rank].allow(time.monotonic()):
-                raise PipelineUnavailable(
-                    f"{name} ended again after {RESTARTS_PER_STAGE} restarts in {RESTART_WINDOW_S:g} s: {child.tail()}",
-                    stage=stage,
-                    rank=rank,
-                )
-            talk.print(f"{name} ended with status {status}; starting it again")
-            await local.start_stage(stage, addresses.get((stage, rank), "127.0.0.1:0"), rank=rank)
+            name, again, now = child.name.replace("-", " "), restarts[stage, rank], time.monotonic()
+            if again.due is None:
+                if not again.allow(now):
+                    raise PipelineUnavailable(
+                        f"{name} ended again after {RESTARTS_PER_STAGE} restarts in {RESTART_WINDOW_S:g} s: "
+                        f"{child.tail()}",
+                        stage=stage,
+                        rank=rank,
+                    )
+                talk.print(f"{name} {_ending(child)}; {_promise(again, now)}", highlight=False)
+            if again.due is not None and now >= again.due:
+                again.due = None
+                await local.start_stage(stage, addresses.get((stage, rank), "127.0.0.1:0"), rank=rank)
         controller = local.children["controller"]
         if not controller.alive:
             raise PipelineUnavailable(f"the controller ended: {controller.tail()}", process="controller")
@@ -271,6 +289,21 @@ async def _watch(local: LocalCluster, stop: asyncio.Event, talk: Console) -> Non
                 await stop.wait()
         except TimeoutError:
             continue
+
+
+def _ending(child: Child) -> str:
+    """`ended with status 1`, and what a status of ours means."""
+    from wavepp_proto.runtime.process import EXIT_HUNG
+
+    status = child.process.returncode
+    return f"ended with status {status}" + (" (its engine hung)" if status == EXIT_HUNG else "")
+
+
+def _promise(again: Restarts, now: float) -> str:
+    """When it is started again, and how often that was done."""
+    wait_s = 0.0 if again.due is None else again.due - now
+    when = f" in {wait_s:g} s" if wait_s else ""
+    return f"starting it again{when} (restart {again.number} of {RESTARTS_PER_STAGE} in {RESTART_WINDOW_S:g} s)"
 
 
 async def _traced(plan: LocalPlan, path: Path, stack: AsyncExitStack) -> LocalPlan:
