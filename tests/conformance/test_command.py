@@ -210,7 +210,11 @@ def no_connections(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--block-tokens", "0"), "(field=block_tokens, limit=1..1024, value=0)"),
         (("--policy", "best"), "unknown policy 'best' (field=policy, limit=adaptive, mpu, fixed, value=best)"),
         (("--mode", "best"), "unknown mode 'best' (field=mode, limit=overlapped, lockstep, drain, value=best)"),
-        (("--fills", "0"), "(field=fills, limit=1..64, value=0)"),
+        (("--fills", "-1"), "(field=fills, limit=0..64, value=-1)"),
+        (
+            ("--short-share", "0.95"),
+            "short_share must be from 0 to 0.9, got 0.95 (field=short_share, limit=0.9, value=0.95)",
+        ),
         (("--min-wave-tokens", "0"), "(field=min_wave_tokens, limit=1..16777216, value=0)"),
         (("--model", "emulated:profile=nothing"), "no profile 'nothing': neither a file nor one of glm_5_2_pp4"),
         (("--layers", "0:2"), "layers has 1 values for 2 stages"),

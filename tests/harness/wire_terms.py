@@ -18,7 +18,7 @@ BLOCKS = st.integers(0, limits.MAX_POOL_BLOCKS)
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 NAME = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30)
 ATTEMPT = st.integers(1, 2**32 - 1)
-FLOAT32 = st.floats(width=32, allow_nan=False)
+FLOAT32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
 FLOAT64 = st.floats(allow_nan=False)
 HASH = st.binary(min_size=32, max_size=32)
 
