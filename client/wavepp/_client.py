@@ -22,7 +22,7 @@ from wavepp._stream import PrefillStream, Shared
 from wavepp._tokenizer import Tokenizers
 from wavepp._types import Description, PrefillOutcome, PrefillResult, Prompt, RequestOptions, SharedOptions, Tokenizer
 from wavepp._wire import Wire
-from wavepp_proto import limits
+from wavepp_proto import convert, limits
 from wavepp_proto.errors import EmptyPrompt, InvalidRequest
 from wavepp_proto.runtime.channels import PLAIN_CLIENT, ClientSecurity, parse_address
 from wavepp_proto.runtime.tracing import Tracer, TraceSettings
@@ -123,6 +123,8 @@ class AsyncClient:
         text = prompt if isinstance(prompt, str) else None
         if text == "":
             raise EmptyPrompt("the prompt has no text", field="prompt", value=0, limit=1)
+        if text is not None:
+            _request.check_text("prompt", text)
         token_ids = _request.NO_TOKENS_YET if isinstance(prompt, str) else pack(prompt)
         request = _request.checked(token_ids, self._deadline, **options)
         shared = Shared(self._open(), self._retrier, self._tokenizers, self._tracer, self._host, self._grace)
@@ -144,10 +146,13 @@ class AsyncClient:
 
     async def cancel(self, request_id: str) -> bool:
         """Cancel a request, of any client; its own caller gets `errors.Cancelled`. False: no such live request."""
+        convert.check_request_id(_request.check_text("request_id", request_id))
         return await self._call(lambda wire: wire.cancel(request_id))
 
     async def describe(self, pipeline: str | None = None) -> Description:
         """Model, window and readiness of a pipeline; None asks for the controller's default one."""
+        if pipeline is not None:
+            convert.check_pipeline(_request.check_text("pipeline", pipeline))
         return await self._call(lambda wire: wire.describe(pipeline))
 
     async def status(self, *, requests: bool = False) -> ClusterStatus:

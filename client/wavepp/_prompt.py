@@ -50,7 +50,11 @@ def _integers(prompt: object) -> Ids:
         return np.frombuffer(_whole_tokens(memoryview(prompt)), dtype="<i4")
     if isinstance(prompt, Sequence) and not isinstance(prompt, (memoryview, array)):
         return _from_sequence(prompt)
-    ids = np.asarray(prompt)
+    try:
+        ids = np.asarray(prompt)
+    except (BufferError, OverflowError, TypeError, ValueError) as error:
+        message = f"the prompt is no array of integers: {error}"
+        raise InvalidRequest(message, field="prompt", value=type(prompt).__name__) from error
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         message = f"a prompt is one row of integers, got shape {ids.shape} of {ids.dtype}"
         raise InvalidRequest(message, field="prompt", value=f"{ids.shape} {ids.dtype}")
@@ -61,7 +65,7 @@ def _whole_tokens(data: memoryview) -> memoryview:
     if data.nbytes % TOKEN_BYTES:
         message = f"packed token ids take {TOKEN_BYTES} bytes each, got {data.nbytes} bytes"
         raise InvalidRequest(message, field="prompt", value=data.nbytes, limit=TOKEN_BYTES)
-    return data
+    return data if data.c_contiguous else memoryview(data.tobytes())  # a slice with a step, for instance
 
 
 def _from_sequence(prompt: Sequence[Any]) -> Ids:

@@ -11,6 +11,7 @@ import math
 import uuid
 from collections.abc import Iterable
 from dataclasses import fields, replace
+from numbers import Real
 
 from wavepp._types import RequestOptions, SharedOptions
 from wavepp_proto import convert, limits
@@ -35,16 +36,22 @@ def checked(
 ) -> PrefillRequest:
     """A request without trace, `deadline_ms` counted from now. The keywords are those of `RequestOptions`."""
     seconds = default_deadline if deadline is None else check_seconds("deadline", deadline)
-    for field, text in (("cache_salt", cache_salt), ("adapter", adapter), ("request_id", request_id or "")):
-        if not isinstance(text, str):
-            raise InvalidRequest(f"{field} must be text, got {text!r}", field=field, value=repr(text))
+    names = (("pipeline", pipeline or ""), ("request_id", request_id or ""))
+    for field, text in (*names, ("cache_salt", cache_salt), ("adapter", adapter)):
+        check_text(field, text)
     given: object = sampling  # annotations bind nobody who calls
     if not isinstance(given, Sampling):
         message = f"sampling must be wavepp.Sampling(...), got {sampling!r}"
         raise InvalidRequest(message, field="sampling", value=repr(sampling))
-    for field, number in (("priority", priority), ("sampling.seed", sampling.seed)):
-        if not isinstance(number, int):
-            raise InvalidRequest(f"{field} must be an integer, got {number!r}", field=field, value=repr(number))
+    for field, number, kind, called in (
+        ("priority", priority, int, "an integer"),
+        ("sampling.seed", sampling.seed, int, "an integer"),
+        ("sampling.top_logprobs", sampling.top_logprobs, int, "an integer"),
+        ("sampling.temperature", sampling.temperature, Real, "a number"),
+        ("sampling.full_logits", sampling.full_logits, int, "true or false"),
+    ):
+        if not isinstance(number, kind):
+            raise InvalidRequest(f"{field} must be {called}, got {number!r}", field=field, value=repr(number))
     request = PrefillRequest(
         request_id=RequestId(uuid.uuid4().hex if request_id is None else request_id),
         token_ids=token_ids,
@@ -68,6 +75,13 @@ def check_names(call: str, given: Iterable[str], options: type[SharedOptions | R
         choosing = ", ".join(field.name for field in fields(Sampling))
         sampling = f"sampling=wavepp.Sampling(...), which takes {choosing}"
         raise TypeError(f"{call}() has no option {unknown}; it has {others} and {sampling}")
+
+
+def check_text(field: str, value: object) -> str:
+    """`value` itself. Raises InvalidRequest naming `field` unless it is text that can be sent."""
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{field} must be text, got {value!r}", field=field, value=repr(value))
+    return convert.check_utf8(field, value)
 
 
 def with_tokens(request: PrefillRequest, token_ids: bytes) -> PrefillRequest:

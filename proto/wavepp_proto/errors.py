@@ -54,14 +54,19 @@ class WaveppError(Exception):
     retryable: ClassVar[bool] = False
 
     def __init__(self, message: str, *, retry_after_ms: int | None = None, **fields: Field) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = _sendable(message)
+        super().__init__(self.message)
         self.retry_after_ms = retry_after_ms
-        self.fields: dict[str, str] = {name: str(value) for name, value in fields.items() if value is not None}
+        self.fields = {name: _sendable(str(value)) for name, value in fields.items() if value is not None}
 
     def info(self) -> ErrorInfo:
         """This error as data for the wire."""
         return ErrorInfo(self.reason, self.message, tuple(sorted(self.fields.items())), self.retry_after_ms)
+
+
+def _sendable(text: str) -> str:
+    """Whatever an error quotes, it can be sent and printed: a lone surrogate is shown as its escape."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 class InvalidRequest(WaveppError):

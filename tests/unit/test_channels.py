@@ -218,6 +218,8 @@ async def test_call_is_refused_when_the_client_shows_no_certificate(
         (ServerSecurity(ca=Path("a")), "tls_cert"),
         (ServerSecurity(cert=Path("absent"), key=Path("absent")), "tls_key"),
         (ClientSecurity(ca=Path("absent")), "tls_ca"),
+        (ClientSecurity(ca=Path("\ud800")), "tls_ca"),
+        (ClientSecurity(ca=Path("a"), server_name="a\udcff"), "tls_server_name"),
         (ClientSecurity(ca=Path("a"), cert=Path("c")), "tls_key"),
     ],
 )

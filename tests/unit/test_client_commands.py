@@ -109,6 +109,57 @@ def test_text_prompt_is_told_the_options_when_there_is_no_tokenizer() -> None:
     )
 
 
+FILES = {
+    "lines.txt": (b"one\ntw\xff\nthree\n", {1: r"'\udcff'"}),
+    "objects.jsonl": (
+        b'{"text": "one"}\n{"text": "tw\xff"}\n{"text": "\\ud800"}\n{"token_ids": [4]}\n',
+        {1: r"'\udcff'", 2: r"'\ud800'"},
+    ),
+}
+
+
+@pytest.mark.parametrize("source", ["--file", "-", "--file -"])
+@pytest.mark.parametrize("name", FILES)
+def test_prompt_that_is_not_utf_8_fails_alone(tmp_path: Path, name: str, source: str) -> None:
+    data, bad = FILES[name]
+    (tmp_path / name).write_bytes(data)
+    given = ["--file", str(tmp_path / name)] if source == "--file" else source.split()
+    if source != "--file" and name.endswith("jsonl"):
+        bad = {1: r"'\udcff'"}  # standard input has one text a line, so an escape is six letters
+    with FakeController.sync() as controller:
+        arguments = ["prefill", *given, "--tokenizer", str(_letters(tmp_path)), "--controller", controller.address]
+        finished = CliRunner().invoke(build_app(), [*arguments, "--json"], input=data)
+    assert finished.exit_code == 1, finished.stderr
+    outcomes = [json.loads(line) for line in finished.stdout.splitlines()]
+    assert len(outcomes) == len(data.splitlines())
+    failed = {one["index"]: one["error"] for one in outcomes if "error" in one}
+    assert {index: (error["reason"], error["fields"]["value"]) for index, error in failed.items()} == {
+        index: ("INVALID_REQUEST", value) for index, value in bad.items()
+    }
+
+
+def test_argument_that_is_not_utf_8_is_refused_by_name() -> None:
+    with FakeController.sync() as controller:
+        arguments = ["prefill", "te\udcffxt", "--controller", controller.address]
+        by_prompt = CliRunner().invoke(build_app(), arguments)
+        arguments = ["prefill", "--tokens", "1", "--cache-salt", "\udcff", "--controller", controller.address]
+        by_salt = CliRunner().invoke(build_app(), arguments)
+    assert (by_prompt.exit_code, by_salt.exit_code) == (1, 1)
+    assert by_prompt.stderr == (
+        r"prompt 0: error: INVALID_REQUEST: prompt is not UTF-8: character 2 is '\udcff' "
+        r"(field=prompt, index=2, limit=UTF-8, value='\udcff')" "\n"
+    )  # fmt: skip
+    assert "field=cache_salt" in by_salt.stderr
+
+
+def _letters(folder: Path) -> Path:
+    """A tokenizer.json that knows no word, only that it is one."""
+    path = folder / "tokenizer.json"
+    model = {"type": "WordLevel", "vocab": {"?": 0}, "unk_token": "?"}
+    path.write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
+    return path
+
+
 # --- status --------------------------------------------------------------------------------------
 
 KEY = common_pb2.DaemonKey(pipeline="p", stage=1)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
 
 from wavepp import AsyncClient, Client, ClientSecurity, Sampling, errors
+from wavepp._types import RequestOptions, SharedOptions
 from wavepp.testing import FakeController
 from wavepp_proto import limits
 
@@ -117,6 +118,7 @@ async def test_prompt_is_refused_when_longer_than_the_wire_allows(controller: Fa
         ({"adapter": "x" * 257}, "adapter", "256"),
         ({"pipeline": "x" * 257}, "pipeline", "256"),
         ({"pipeline": ""}, "pipeline", None),
+        ({"pipeline": 5}, "pipeline", None),
         ({"request_id": "x" * 129}, "request_id", "128"),
         ({"request_id": ""}, "request_id", None),
         ({"sampling": {"temperature": 0.5}}, "sampling", None),
@@ -124,6 +126,9 @@ async def test_prompt_is_refused_when_longer_than_the_wire_allows(controller: Fa
         ({"sampling": Sampling(temperature=float("nan"))}, "temperature", None),
         ({"sampling": Sampling(top_logprobs=65)}, "top_logprobs", "64"),
         ({"sampling": Sampling(top_logprobs=-1)}, "top_logprobs", "0"),
+        ({"sampling": Sampling(top_logprobs="3")}, "top_logprobs", None),  # type: ignore[arg-type]
+        ({"sampling": Sampling(temperature="hot")}, "temperature", None),  # type: ignore[arg-type]
+        ({"sampling": Sampling(full_logits="no")}, "full_logits", None),  # type: ignore[arg-type]
         ({"sampling": Sampling(seed=-1)}, "seed", "0"),
         ({"sampling": Sampling(seed=2**64)}, "seed", None),
     ],
@@ -138,6 +143,100 @@ async def test_option_is_refused_by_name_before_anything_is_tokenized_or_sent(
     assert error.fields["field"].removeprefix("sampling.") == field
     assert limit is None or error.fields["limit"] == limit
     assert controller.describe_calls == 0
+
+
+SURROGATES = ["\udcff", "a\ud800b"]
+"""What Python makes of a byte that is no UTF-8, and of an escape in JSON that is half a character."""
+
+
+def text_options(options: type[SharedOptions | RequestOptions]) -> list[str]:
+    """The options that take text, whatever they will be."""
+    hints = get_type_hints(options)
+    return sorted(name for name, hint in hints.items() if str in (hint, *get_args(hint)))
+
+
+def test_options_that_take_text_are_found() -> None:
+    assert text_options(SharedOptions) == ["adapter", "cache_salt", "pipeline"]
+    assert text_options(RequestOptions) == ["adapter", "cache_salt", "pipeline", "request_id"]
+    assert [name for name, hint in get_type_hints(Sampling).items() if hint is str] == []
+
+
+@pytest.mark.parametrize("text", SURROGATES, ids=ascii)
+@pytest.mark.parametrize("option", text_options(RequestOptions))
+async def test_option_is_refused_by_name_when_it_is_not_utf_8(
+    controller: FakeController, option: str, text: str
+) -> None:
+    error = await refusal(controller, [1], **{option: text})
+    assert type(error) is errors.InvalidRequest
+    at = 0 if text == SURROGATES[0] else 1
+    assert error.fields == {"field": option, "value": ascii(text[at]), "index": str(at), "limit": "UTF-8"}
+    assert error.message == f"{option} is not UTF-8: character {at} is {text[at]!a}"
+
+
+@pytest.mark.parametrize("option", text_options(SharedOptions))
+async def test_option_of_many_is_refused_for_each_when_it_is_not_utf_8(controller: FakeController, option: str) -> None:
+    options: Any = {option: "\udcff"}
+    async with AsyncClient(controller.address) as client:
+        outcomes = [outcome async for outcome in client.prefill_many([[1], [2]], **options)]
+    assert [(one.index, one.error and one.error.fields["field"]) for one in outcomes] == [(0, option), (1, option)]
+
+
+@pytest.mark.parametrize("text", SURROGATES, ids=ascii)
+async def test_text_is_refused_before_it_is_tokenized_when_it_is_not_utf_8(
+    controller: FakeController, text: str
+) -> None:
+    error = await refusal(controller, f"Hi {text}")
+    at = 3 if text == SURROGATES[0] else 4
+    assert type(error) is errors.InvalidRequest
+    assert error.fields == {"field": "prompt", "value": ascii(text[at - 3]), "index": str(at), "limit": "UTF-8"}
+    assert controller.describe_calls == 0
+
+
+class Letters:
+    """A tokenizer whose ids are the letters' numbers."""
+
+    def encode(self, text: str, /) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    def decode(self, token_ids: Sequence[int], /) -> str:
+        return "".join(map(chr, token_ids))
+
+
+async def test_many_go_on_when_one_of_them_cannot_be_sent(controller: FakeController) -> None:
+    prompts: list[Any] = ["ab", "\udcff", memoryview(b"abcd")[:3], {"text": "c"}, Unshaped(), "cd"]
+    async with AsyncClient(controller.address, tokenizer=Letters()) as client:
+        many = client.prefill_many(prompts, concurrency=2)
+        outcomes = sorted([outcome async for outcome in many], key=lambda one: one.index)
+    assert [one.error and (one.error.reason, one.error.fields["field"]) for one in outcomes] == [
+        None, *[("INVALID_REQUEST", "prompt")] * 4, None,
+    ]  # fmt: skip
+    assert [list(one.request.token_ids[::4]) for one in controller.requests] == [[97, 98], [99, 100]]
+
+
+class Unshaped:
+    """What numpy cannot make an array of."""
+
+    def __array__(self, *_: object, **__: object) -> object:
+        raise ValueError("no shape")
+
+
+async def test_every_other_byte_of_a_view_is_a_prompt_as_the_whole_is(controller: FakeController) -> None:
+    spread = bytes(byte for one in array("i", [5, 700]).tobytes() for byte in (one, 0xFF))
+    async with AsyncClient(controller.address) as client:
+        await client.prefill(memoryview(spread)[::2])
+    assert [one.request.token_ids for one in controller.requests] == [array("i", [5, 700]).tobytes()]
+
+
+@pytest.mark.parametrize("value", ["\udcff", 5], ids=ascii)
+async def test_call_is_refused_by_field_when_a_name_cannot_be_sent(controller: FakeController, value: Any) -> None:
+    async with AsyncClient(controller.address) as client:
+        with pytest.raises(errors.InvalidRequest) as of_cancel:
+            await client.cancel(value)
+        with pytest.raises(errors.InvalidRequest) as of_describe:
+            await client.describe(value)
+    assert of_cancel.value.fields["field"] == "request_id"
+    assert of_describe.value.fields["field"] == "pipeline"
+    assert (controller.cancelled_ids, controller.describe_calls) == ([], 0)
 
 
 KNOWN = "and sampling=wavepp.Sampling(...), which takes temperature, seed, top_logprobs, full_logits"
@@ -175,6 +274,7 @@ async def test_concurrency_is_refused_when_it_allows_nothing(controller: FakeCon
     [
         ({"address": "nowhere"}, "address"),
         ({"address": "host:99999"}, "address"),
+        ({"address": "\udcff:1"}, "address"),
         ({"deadline": 0}, "deadline"),
         ({"grace": -1}, "grace"),
     ],
@@ -182,7 +282,7 @@ async def test_concurrency_is_refused_when_it_allows_nothing(controller: FakeCon
 )
 def test_client_setting_is_refused_by_name(settings: dict[str, Any], field: str) -> None:
     with pytest.raises(errors.InvalidRequest) as caught:
-        AsyncClient(**settings)
+        AsyncClient(**{"address": "127.0.0.1:1"} | settings)
     assert caught.value.fields["field"] == field
 
 

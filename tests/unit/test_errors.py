@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from wavepp_proto import errors
+from wavepp_proto import convert, errors
 from wavepp_proto.errors import WaveppError
 from wavepp_proto.terms import ErrorInfo
 
@@ -52,6 +52,13 @@ def test_error_is_the_same_when_rebuilt_from_its_data(cls: type[WaveppError]) ->
     assert type(again) is cls
     assert (again.message, str(again)) == ("needs 51 blocks", "needs 51 blocks")
     assert again.info() == error.info()
+
+
+def test_error_can_be_sent_and_printed_when_it_quotes_what_is_no_utf_8() -> None:
+    error = errors.InvalidRequest("no \udcff", field="pipeline", value="\ud800x")
+    assert (str(error), error.message) == ("no \\udcff", "no \\udcff")
+    assert error.fields == {"field": "pipeline", "value": "\\ud800x"}
+    assert convert.error_from_pb(convert.error_to_pb(error.info())) == error.info()
 
 
 def test_unknown_reason_becomes_the_base_class_when_a_newer_peer_sends_it() -> None:

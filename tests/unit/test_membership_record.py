@@ -76,6 +76,8 @@ MISSING = object()
         (("engine",), "", "engine"),
         (("model",), [], "model"),
         (("model", "name"), "x" * 4097, "model.name"),
+        (("model", "path"), "/models/\udcff", "model.path"),
+        (("gpu",), "\ud800", "gpu"),
         (("model", "layers"), MISSING, "model.layers"),
         (("model", "window"), 0, "model.window"),
         (("first_layer",), 8, "first_layer"),

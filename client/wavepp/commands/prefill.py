@@ -6,6 +6,7 @@ JSON object a line) and printing; `AsyncClient` does the work.
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from pathlib import Path
@@ -98,15 +99,24 @@ def _read(prompts: list[str], file: Path | None, tokens: str | None) -> list[str
     wanted: list[str | list[int]] = []
     if tokens is not None:
         wanted.append(_ids(tokens))
-    for prompt in prompts:
-        wanted += _lines(sys.stdin.read()) if prompt == "-" else [prompt]
-    if file is not None:
-        try:
-            wanted += _lines(sys.stdin.read()) if str(file) == "-" else _entries(file)
-        except (OSError, UnicodeDecodeError) as error:
-            typer.echo(f"error: cannot read {file}: {error}", err=True)
-            raise typer.Exit(2) from None
+    source = "-"
+    try:
+        for prompt in prompts:
+            wanted += _lines(_stdin()) if prompt == "-" else [prompt]
+        if file is not None:
+            source = str(file)
+            wanted += _lines(_stdin()) if source == "-" else _entries(file)
+    except (OSError, UnicodeDecodeError) as error:
+        typer.echo(f"error: cannot read {source}: {error}", err=True)
+        raise typer.Exit(2) from None
     return wanted
+
+
+def _stdin() -> str:
+    """All of it. A byte that is no text fails its own prompt, as in `_entries`."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
+    return sys.stdin.read()
 
 
 def _ids(text: str) -> list[int]:
@@ -118,8 +128,11 @@ def _ids(text: str) -> list[int]:
 
 
 def _entries(file: Path) -> list[str | list[int]]:
-    """What a file asks for; its name decides, because prose may look like JSON. Raises what reading it raises."""
-    text = file.read_text(encoding="utf-8")
+    """What a file asks for; its name decides, because prose may look like JSON. Raises what reading it raises.
+
+    A byte that is not UTF-8 becomes a lone surrogate, which the client refuses in that prompt alone.
+    """
+    text = file.read_text(encoding="utf-8", errors="surrogateescape")
     return _objects(text) if file.suffix == ".jsonl" else _lines(text)
 
 

@@ -6,6 +6,7 @@ Modules by service: common, prompt, run_many and prefill, announce and admission
 `status` maps typed errors to gRPC statuses. Runtimes import from here, never from the modules below.
 """
 
+from wavepp_proto.convert._check import utf8 as check_utf8
 from wavepp_proto.convert.admission import (
     inventory_from_pb,
     inventory_request_from_pb,
@@ -48,6 +49,9 @@ from wavepp_proto.convert.common import (
     trace_from_pb,
     trace_to_pb,
 )
+from wavepp_proto.convert.common import (
+    request_id_checked as check_request_id,
+)
 from wavepp_proto.convert.control import (
     drain_stage_from_pb,
     drain_stage_to_pb,
@@ -81,6 +85,7 @@ from wavepp_proto.convert.prefill import (
 )
 from wavepp_proto.convert.prompt import (
     PromptAssembler,
+    check_pipeline,
     check_request,
     prefill_header_from_pb,
     prefill_header_to_pb,
@@ -130,8 +135,11 @@ __all__ = [
     "cancels_part",
     "capacity_from_pb",
     "capacity_to_pb",
+    "check_pipeline",
     "check_request",
+    "check_request_id",
     "check_run_many",
+    "check_utf8",
     "daemon_key_from_pb",
     "daemon_key_to_pb",
     "digest_from_pb",

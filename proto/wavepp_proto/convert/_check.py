@@ -1,7 +1,8 @@
 """What a message of a malformed peer is measured against before it becomes a term.
 
 Owns the refusals: each raises InvalidRequest (or the closer class) naming field, value and limit.
-Called by the other modules of this package only; rules that need state live in the cores.
+Called by the other modules of this package; outside it, `utf8` is `convert.check_utf8`. Rules that need state live in
+the cores.
 """
 
 from __future__ import annotations
@@ -58,10 +59,21 @@ def finite(field: str, value: float) -> float:
 
 
 def text(field: str, value: str, limit: int = limits.MAX_NAME_CHARS) -> str:
-    """A name of at most `limit` characters; may be empty."""
+    """A name of at most `limit` characters that UTF-8 can carry; may be empty."""
     if len(value) > limit:
         message = f"{field} has {len(value)} characters, at most {limit}"
         raise InvalidRequest(message, field=field, value=len(value), limit=limit)
+    return utf8(field, value)
+
+
+def utf8(field: str, value: str) -> str:
+    """`value` itself. A lone surrogate, which stands for a byte that was no UTF-8, cannot be sent or hashed."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        found = ascii(value[error.start])
+        message = f"{field} is not UTF-8: character {error.start} is {found}"
+        raise InvalidRequest(message, field=field, value=found, index=error.start, limit="UTF-8") from None
     return value
 
 

@@ -101,6 +101,7 @@ def hold_key_from_pb(msg: pb.HoldKey) -> HoldKey:
     """Raises InvalidRequest when the key names no request, too long a one, or no attempt."""
     request_id, attempt = msg.request_id, msg.attempt
     # One test on the path that every entry of every round takes; the refusal finds out which part.
+    # What came off the wire is UTF-8.
     if not attempt or not 0 < len(request_id) <= limits.MAX_REQUEST_ID_CHARS:
         request_id_checked(request_id)
         _check.at_least("attempt", attempt, 1)
@@ -108,7 +109,7 @@ def hold_key_from_pb(msg: pb.HoldKey) -> HoldKey:
 
 
 def request_id_checked(request_id: str) -> RequestId:
-    """1 to MAX_REQUEST_ID_CHARS characters, or InvalidRequest."""
+    """1 to MAX_REQUEST_ID_CHARS characters that UTF-8 can carry, or InvalidRequest."""
     _check.present("request_id", bool(request_id))
     return RequestId(_check.text("request_id", request_id, limits.MAX_REQUEST_ID_CHARS))
 

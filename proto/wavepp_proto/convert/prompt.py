@@ -25,11 +25,16 @@ def check_request(request: PrefillRequest) -> None:
     _check_header(request)
 
 
+def check_pipeline(pipeline: str) -> PipelineId:
+    """A pipeline's name as a request may give it, or InvalidRequest."""
+    _check.present("pipeline", bool(pipeline))
+    return PipelineId(_check.text("pipeline", pipeline))
+
+
 def _check_header(request: PrefillRequest) -> None:
     c.request_id_checked(request.request_id)
     if request.pipeline is not None:
-        _check.present("pipeline", bool(request.pipeline))
-        _check.text("pipeline", request.pipeline)
+        check_pipeline(request.pipeline)
     if request.deadline_ms is not None:
         _check.at_most("deadline_ms", _check.at_least("deadline_ms", request.deadline_ms, 0), limits.MAX_DEADLINE_MS)
     priority = _check.at_least("priority", request.priority, limits.MIN_PRIORITY)

@@ -90,7 +90,11 @@ class ClientSecurity:
     """Name to expect in the server's certificate when it is not the host that is dialled."""
 
     def credentials(self) -> grpc.ChannelCredentials | None:
-        """TLS credentials, or None for plain text. Raises InvalidRequest on half a pair or an unreadable file."""
+        """TLS credentials, or None for plain text. Raises InvalidRequest on half a pair, an unreadable file or a
+        server name that no host has."""
+        if not _HOST.fullmatch(self.server_name):
+            message = f"tls server name names no host: {self.server_name!r}"
+            raise InvalidRequest(message, field="tls_server_name", value=self.server_name, limit="250 characters")
         pair = _pair(self.cert, self.key)
         if self.ca is None:
             if pair is not None:
@@ -233,8 +237,9 @@ def _pair(cert: Path | None, key: Path | None) -> tuple[bytes, bytes] | None:
 def _read(field: str, path: Path) -> bytes:
     try:
         return path.read_bytes()
-    except OSError as error:
-        raise InvalidRequest(f"{field}: cannot read {path}: {error.strerror}", field=field, value=str(path)) from error
+    except (OSError, ValueError) as error:  # ValueError: no file can be called so
+        why = getattr(error, "strerror", None) or "no name of a file"
+        raise InvalidRequest(f"{field}: cannot read {path}: {why}", field=field, value=str(path)) from error
 
 
 def _try_bind(address: Address) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
-from wavepp_proto import limits
+from wavepp_proto import convert, limits
 from wavepp_proto.errors import InvalidRequest
 from wavepp_proto.runtime.channels import parse_address
 from wavepp_proto.terms import (
@@ -186,7 +186,7 @@ class _Reader:
             raise self._wrong(name, "must be text", value)
         if len(value) > most:
             raise self._wrong(name, f"has more than {most} characters", len(value), most)
-        return value
+        return convert.check_utf8(self._path + name, value)
 
     def name(self, name: str) -> str:
         return check_name(self._path + name, self.text(name))
