@@ -271,7 +271,7 @@ def stream_tokens(stream: str, tokens: int, vocabulary: int) -> bytes:
     """
     bits = min(16, vocabulary.bit_length() - 1)
     low, high = (_masks(min(8, bits)), _masks(max(0, bits - 8)))
-    noise = hashlib.shake_256(stream.encode())
+    noise = hashlib.shake_256(stream.encode(errors="surrogatepass"))  # a file's name may be any bytes
     packed = bytearray(4 * tokens)
     drawn = noise.digest(2 * tokens)  # of each token its low byte, then its high byte: a prefix is a prefix
     packed[0::4] = drawn[0::2].translate(low)

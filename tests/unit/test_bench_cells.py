@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -147,6 +148,41 @@ def test_cell_is_done_when_the_same_settings_measured_it(tmp_path: Path) -> None
     assert Store(tmp_path).done("mixed-c8", {"seed": 0}) == _measured(seed=0)
     assert store.done("mixed-c16", {"seed": 0}) is None
     assert [path.name for path in (tmp_path / "cells").iterdir()] == ["mixed-c8.json"]
+
+
+def test_cell_of_a_trace_is_refused_when_the_file_of_that_name_changed(tmp_path: Path, trace: Path) -> None:
+    store = Store(tmp_path)
+    cell = replayed(trace, LIKE)
+    assert cell.trace_sha256 == hashlib.sha256(TRACE.encode()).hexdigest()
+    store.put(_measured(**cell.settings()))
+    assert store.done("mixed-c8", replayed(trace, LIKE).settings()) is not None
+    trace.write_text(TRACE.replace("600", "601"))
+    with pytest.raises(InvalidRequest, match="another trace_sha256"):
+        store.done("mixed-c8", replayed(trace, LIKE).settings())
+
+
+def test_cell_of_a_trace_is_measured_again_when_it_was_kept_without_a_hash(tmp_path: Path, trace: Path) -> None:
+    store = Store(tmp_path)
+    settings = replayed(trace, LIKE).settings()
+    old = {name: value for name, value in settings.items() if name != "trace_sha256"}
+    store.put(_measured(**old))
+    assert store.done("mixed-c8", settings) is None
+    with pytest.raises(InvalidRequest, match="another seed"):
+        store.done("mixed-c8", settings | {"seed": 1})
+
+
+def test_cell_of_a_family_stays_done_when_it_was_kept_before_traces_had_a_hash(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    settings = closed(("mixed",), (8,), LIKE)[0].settings()
+    store.put(_measured(**{name: value for name, value in settings.items() if name != "trace_sha256"}))
+    assert store.done("mixed-c8", settings) is not None
+
+
+def test_trace_is_replayed_when_its_name_is_not_utf_8(tmp_path: Path) -> None:
+    path = tmp_path / "talk\udcff.jsonl"
+    path.write_text(TRACE)
+    first = replayed(path, LIKE).arrivals().arrivals[0]
+    assert len(workload.stream_tokens(first.prompt.parts[0].stream, 600, 1000)) == 4 * 600
 
 
 def test_cell_with_failures_is_measured_again(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Owns the cells' names, the workload of each, and shrinking prompts for small pip
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -41,6 +42,9 @@ class Cell:
     """Requests per second of Poisson arrivals."""
     trace: str | None = None
     """File in Mooncake's format."""
+    trace_sha256: str | None = None
+    """Of the file's bytes, so that a changed file of the same name is not taken for the one that was measured; None
+    without a trace, or where it cannot be read."""
     speed: float = 1.0
     """Of the trace: 2 sends it in half its time."""
     minutes: float | None = None
@@ -129,7 +133,11 @@ def arriving(families: Iterable[str], rates: Sequence[float], like: Cell) -> lis
 
 
 def replayed(trace: Path, like: Cell) -> Cell:
-    return replace(like, trace=str(trace), lengths="", prompt_tokens=None)
+    try:
+        digest = hashlib.sha256(trace.read_bytes()).hexdigest()
+    except (OSError, ValueError):  # `check` says that it is no file, `arrivals` why it cannot be read
+        digest = None
+    return replace(like, trace=str(trace), trace_sha256=digest, lengths="", prompt_tokens=None)
 
 
 def scaled(prompt: Prompt, scale: float, block_tokens: int) -> Prompt:

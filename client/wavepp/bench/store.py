@@ -1,7 +1,8 @@
 """Cells that were measured, one JSON file each in a folder, so that a long bench can go on where it ended.
 
 Owns reading and writing documents. A cell is done if its file holds the same settings and no failure that nobody
-expected; a file of other settings is an error, because one table must not mix two benches. Called by `run.py`.
+expected; a file of other settings is an error, because one table must not mix two benches. A file that lacks a setting,
+written before there was one, does not say what was measured: the cell is measured again. Called by `run.py`.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ class Store:
         found = _read(self._path(name))
         if found is None:
             return None
-        _same(name, found["settings"], settings)
-        return None if found["unexpected_failures"] else found
+        kept = found["settings"]
+        _same(name, kept, {key: value for key, value in settings.items() if key in kept})
+        unsaid = any(value is not None and key not in kept for key, value in settings.items())
+        return None if unsaid or found["unexpected_failures"] else found
 
     def others(self, names: Collection[str], shared: Document) -> list[Document]:
         """Cells that earlier benches left here beside `names`, in order of time: the summary keeps them.
