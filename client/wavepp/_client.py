@@ -156,8 +156,9 @@ class AsyncClient:
         return await self._call(lambda wire: wire.describe(pipeline))
 
     async def status(self, *, requests: bool = False) -> ClusterStatus:
-        """What the controller knows and does; `requests` lists every live request too."""
-        return await self._call(lambda wire: wire.status(requests))
+        """What the controller knows and does; `requests` lists every live request too. One try: a controller that is
+        absent is ControllerUnavailable at once."""
+        return await self._open().status(requests)
 
     async def _call(self, call: Callable[[Wire], Awaitable[T]]) -> T:
         """A call that changes nothing when repeated, retried within the client's own deadline."""

@@ -102,6 +102,15 @@ a host that vanished without a word."""
 INVENTORY_MS: Final = 5_000
 """Between two comparisons of holds, controller against daemon."""
 MEMBER_TTL_S: Final = 10
+RELIST_MS: Final = 5_000
+"""A listing of members, or of the leader, this old is taken again even if its watch says nothing."""
+STORE_CALL_MS: Final = 2_000
+"""Any single call to etcd."""
+FORMING_MS: Final = 5_000
+"""Stages that run join a formation again: the longest pause between two tries."""
+CONTROLLER_ABSENCE_MS: Final = 1000 * MEMBER_TTL_S + RELIST_MS + STORE_CALL_MS + SILENCE_MS + FORMING_MS
+"""A killed controller, to the first request that another one accepts: its lease expires, the next one sees that and
+claims the key, the stages have let go and join. A client tries again for as long."""
 
 # gRPC keepalive (ms): the server's minimum must be below the client's time
 CLIENT_KEEPALIVE_TIME_MS: Final = 10_000

@@ -21,7 +21,7 @@ from tests.harness.processes import (
     random_prompt,
     record_figure,
 )
-from wavepp import AsyncClient, RetryPolicy
+from wavepp import AsyncClient
 from wavepp.errors import ControllerUnavailable, Draining, FormationEnded, StageLost
 from wavepp_proto import limits
 
@@ -63,9 +63,9 @@ async def test_clients_are_told_and_a_new_controller_finds_nothing_held_when_the
 
 
 async def test_runs_of_one_stream_end_typed_or_are_sent_again_when_the_controller_is_killed(tmp_path: Path) -> None:
-    policy = RetryPolicy(attempts=1000, first_delay=0.1, longest_delay=0.5, budget=10_000)
+    """One client tries once, the other as clients do by default, until the controller has been replaced."""
     prompts = [random_prompt(seed, LONG_TOKENS) for seed in range(8)]
-    async with Processes(tmp_path, SLOW) as cluster, AsyncClient(cluster.address, retry=policy) as patient:
+    async with Processes(tmp_path, SLOW) as cluster, AsyncClient(cluster.address) as patient:
         told = [asyncio.create_task(cluster.client.prefill(tokens)) for tokens in prompts]
         again = [asyncio.create_task(patient.prefill(tokens, deadline=OUTCOME_S)) for tokens in prompts]
 

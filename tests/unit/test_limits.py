@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from wavepp_proto import convert, limits, terms
-from wavepp_proto.runtime import channels
+from wavepp_proto.runtime import channels, etcd_client, membership
 
 FENCE = terms.Fence(terms.Epoch(2**63), terms.Formation(2**63), terms.Incarnation(2**63), 2**63)
 KEY = terms.HoldKey(terms.RequestId("\U0001f30a" * limits.MAX_REQUEST_ID_CHARS), terms.Attempt(2**32 - 1))
@@ -34,7 +34,16 @@ def test_time_limits_nest_when_one_waits_for_another() -> None:
     assert limits.DEFAULT_DEADLINE_MS <= limits.MAX_DEADLINE_MS
     assert limits.PIPELINE_WAIT_MS < limits.DEFAULT_DEADLINE_MS
     assert limits.SILENCE_MS < limits.WAVE_TIMEOUT_MS
+    assert limits.CONTROLLER_ABSENCE_MS < limits.PIPELINE_WAIT_MS < limits.DEFAULT_DEADLINE_MS
     assert limits.MIN_PRIORITY == -limits.MAX_PRIORITY
+
+
+def test_silent_connection_to_etcd_is_found_while_a_request_still_waits() -> None:
+    """A listing comes due and its call goes unanswered; or a ping does. The rest of the wait is for forming."""
+    found_ms = limits.RELIST_MS + limits.STORE_CALL_MS
+    pinged_ms = limits.ETCD_KEEPALIVE_TIME_MS + limits.ETCD_KEEPALIVE_TIMEOUT_MS
+    assert max(found_ms, pinged_ms) + limits.FORMING_MS < limits.PIPELINE_WAIT_MS
+    assert (membership.RELIST_S, etcd_client.CALL_TIMEOUT_S) == (limits.RELIST_MS / 1e3, limits.STORE_CALL_MS / 1e3)
 
 
 def test_bitmap_holds_every_lane_when_a_wave_is_full() -> None:

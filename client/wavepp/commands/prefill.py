@@ -79,6 +79,7 @@ def prefill(
         secure = security(tls_ca, tls_cert, tls_key, tls_server_name)
         outcomes: list[PrefillOutcome] = []
         async with AsyncClient(address_of(controller), tls=secure, tokenizer=tokenizer) as client:
+            await client.status()  # no controller at all: said at once; one that goes away later is waited for
             with _progress(len(wanted)) as advance:
                 many = client.prefill_many(
                     wanted, concurrency=concurrency, pipeline=pipeline, deadline=deadline_s, priority=priority,

@@ -76,7 +76,7 @@ class ControllerConfig:
     """Between two comparisons of what a daemon holds with what it should hold."""
     reform_backoff_ms: int = 100
     """Pause before the second try to form a pipeline; doubles up to `reform_backoff_max_ms`."""
-    reform_backoff_max_ms: int = 5_000
+    reform_backoff_max_ms: int = limits.FORMING_MS
     traced: bool = True
     """False when nobody records spans: then none are made."""
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from wavepp_controller.core.config import ControllerConfig
-from wavepp_controller.core.door import RETRY_AFTER_MS, judge
+from wavepp_controller.core.door import RETRY_AFTER_MS, judge, route
 from wavepp_controller.core.events import (
     Action,
     AnnounceAcked,
@@ -152,6 +152,12 @@ class ControllerMachine:
             LatencyModel().seed(seed)
         self._seeds = dict(models)
 
+    def pipeline_of(self, named: PipelineId | None) -> PipelineId:
+        """Where a request that names this pipeline would go. Raises UnknownPipeline and PipelineUnavailable;
+        ControllerUnavailable from one that does not lead, for it may not know every member yet."""
+        self._check_leads()
+        return route(named, self.pipelines).id
+
     def turned_away(self, error: WaveppError) -> None:
         """Count a request that the shell refused before it could become a Submit."""
         self._out.count("submitted")
@@ -210,9 +216,12 @@ class ControllerMachine:
             return
         self._accept(event, pipeline, facts)
 
-    def _check_open(self) -> None:
+    def _check_leads(self) -> None:
         if self.epoch is None:
             raise ControllerUnavailable("this controller does not lead", retry_after_ms=RETRY_AFTER_MS)
+
+    def _check_open(self) -> None:
+        self._check_leads()
         if self.draining:
             raise Draining("this controller takes no new requests", retry_after_ms=RETRY_AFTER_MS)
 

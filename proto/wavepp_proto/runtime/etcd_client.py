@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 import grpc
 
+from wavepp_proto import limits
 from wavepp_proto.errors import InvalidRequest, MembershipUnavailable, Unauthenticated
 from wavepp_proto.runtime.channels import ETCD_CHANNEL_OPTIONS, Address, parse_address
 from wavepp_proto.runtime.etcd_import import load_etcd3
@@ -23,7 +24,7 @@ from wavepp_proto.runtime.store import LeaseGone
 
 T = TypeVar("T")
 
-CALL_TIMEOUT_S: Final = 2.0
+CALL_TIMEOUT_S: Final = limits.STORE_CALL_MS / 1000
 """Deadline of one etcd call: short against MEMBER_TTL_S, so that a lease survives several misses."""
 _DENIED: Final = frozenset(
     {

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from wavepp_proto import limits
 from wavepp_proto.errors import InvalidRequest
 from wavepp_proto.runtime.backoff import Backoff
 from wavepp_proto.runtime.logs import get_log
@@ -21,7 +22,7 @@ from wavepp_proto.runtime.record import decode_record, member_key, members_prefi
 from wavepp_proto.runtime.store import STORE_TROUBLE, Listing, MembershipStore, RevisionCompacted, StoreEvent
 from wavepp_proto.terms import DaemonKey, Incarnation, MemberRecord
 
-RELIST_S: Final = 5.0
+RELIST_S: Final = limits.RELIST_MS / 1000
 """A listing this old is taken again even if the watch says nothing: it finds what a silent watch has missed, and a
 connection that does not answer, well within the time for which a request waits (PIPELINE_WAIT_MS)."""
 
@@ -59,6 +60,8 @@ class MemberWatch:
     ) -> None:
         self.frozen = True
         """What `members` holds may be old: the store has not answered since (or ever)."""
+        self.listed = asyncio.Event()
+        """Set once the changes of a first whole listing have been told."""
         self._store = store
         self._prefix = members_prefix(cluster)
         self._relist_s = relist_s
@@ -78,6 +81,7 @@ class MemberWatch:
                 self._thaw()
                 for change in self._reconcile(listing):
                     yield change
+                self.listed.set()
                 async with contextlib.aclosing(self._follow(listing.revision + 1)) as followed:
                     async for change in followed:
                         yield change
