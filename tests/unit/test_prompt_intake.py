@@ -88,3 +88,13 @@ async def test_prompt_is_given_up_when_it_trickles_beyond_the_longest_time(monke
     assert type(late) is errors.DeadlineExpired
     assert late.fields == {"field": "assembly_ms", "limit": "50"}
     assert intake.assembling_bytes == 0
+
+
+async def test_prompts_that_arrive_end_typed_when_the_intake_closes() -> None:
+    intake = PromptIntake()
+    half = asyncio.create_task(outcome(intake, sent(frame("r", 100, 10))))
+    await eventually(lambda: intake.assembling_bytes == 40)
+    intake.close()
+    late = await outcome(intake, sent(frame("later", 100, 10)))
+    assert (type(await half), type(late)) == (errors.ControllerUnavailable,) * 2
+    assert (late.retry_after_ms, intake.assembling_bytes) == (1000, 0)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from tests.harness.fake_pipeline import fault, record, request
 from wavepp_controller.core.events import (
     Event,
     FormPipeline,
     Joined,
+    LeadershipLost,
     LeadershipWon,
     MemberUp,
     StreamLost,
     Submit,
 )
 from wavepp_controller.core.machine import ControllerMachine
+from wavepp_proto.errors import ControllerUnavailable, UnknownPipeline
 from wavepp_proto.terms import (
     CacheGroup,
     Capacity,
@@ -88,3 +92,15 @@ def test_other_pipelines_go_on_when_one_loses_a_stage() -> None:
     states = {status.pipeline: status.state for status in both.machine.status().pipelines}
     assert states == {"p": "broken", "q": "serving"}
     assert [status.request_id for status in both.machine.status().requests] == [RequestId("a")]
+
+
+def test_pipeline_is_looked_up_only_by_a_controller_that_leads() -> None:
+    """A follower may not know every member: its answer must be one that a client tries again."""
+    both = TwoPipelines("q")
+    assert both.machine.pipeline_of(None) == both.machine.pipeline_of(PipelineId("q")) == "q"
+    with pytest.raises(UnknownPipeline):
+        both.machine.pipeline_of(PipelineId("r"))
+    both.post(LeadershipLost(2.0))
+    for named in (None, PipelineId("q"), PipelineId("r")):
+        with pytest.raises(ControllerUnavailable):
+            both.machine.pipeline_of(named)

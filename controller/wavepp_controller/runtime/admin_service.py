@@ -41,11 +41,16 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def Watch(self, request: pb.WatchStatusRequest, context: Context) -> AsyncIterator[pb.WatchStatusResponse]:
         period_ms = request.period_ms or DEFAULT_WATCH_PERIOD_MS
         period_ms = min(max(period_ms, MIN_WATCH_PERIOD_MS), MAX_WATCH_PERIOD_MS)
-        while True:
+        shell = self._controller.shell
+        while not shell.closed:
             yield pb.WatchStatusResponse(status=self._status(False))
             # Changes come by the thousand a second under load: at most one status a minimum period.
             await asyncio.sleep(MIN_WATCH_PERIOD_MS / 1000)
-            await self._controller.shell.changed_within((period_ms - MIN_WATCH_PERIOD_MS) / 1000)
+            await shell.changed_within((period_ms - MIN_WATCH_PERIOD_MS) / 1000)
+        try:
+            shell.check_open()
+        except WaveppError as error:
+            await convert.abort(context, error)
 
     async def DrainController(self, request: pb.DrainControllerRequest, context: Context) -> pb.DrainControllerResponse:
         remaining = await self._controller.drain(request.deadline_ms / 1000)
@@ -58,6 +63,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             await self._controller.shell.reform(event)
             async with asyncio.timeout((request.deadline_ms or limits.JOIN_DEADLINE_MS) / 1000):
                 while not self._serves_after(event.pipeline, before):
+                    self._controller.shell.check_open()
                     await self._controller.shell.changed_within(1.0)
         except TimeoutError:
             message = "the pipeline did not form again in time"

@@ -134,7 +134,7 @@ class Controller:
         self.shell.post(ev.DrainAsked(time.monotonic()))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                while self.machine.live_requests:
+                while self.machine.live_requests and not self.shell.closed:
                     await self.shell.changed_within(within_s)
         return self.machine.live_requests
 
@@ -156,6 +156,8 @@ class Controller:
     async def _lead(self) -> None:
         while True:
             authority = await self.leadership.campaign()
+            # Without the members it would answer that a pipeline does not exist, which no client tries again.
+            await self.members.listed.wait()
             self.shell.post(ev.LeadershipWon(authority.epoch, time.monotonic()))
             self._tell_refused()
             await self._until_deposed(authority)

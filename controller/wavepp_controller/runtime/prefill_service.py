@@ -19,10 +19,10 @@ from wavepp_controller.runtime.run_outcome import AwaitedRun
 from wavepp_controller.runtime.run_stream import RunStream, StreamedRun
 from wavepp_controller.runtime.shell import ControllerShell, EventSink
 from wavepp_proto import convert
-from wavepp_proto.errors import DuplicateRequest, UnknownPipeline, WaveppError
+from wavepp_proto.errors import DuplicateRequest, WaveppError
 from wavepp_proto.runtime.context import Context
 from wavepp_proto.runtime.trace_context import is_sampled
-from wavepp_proto.terms import Failed, Finished, PrefillEvent, PrefillRequest, RequestId
+from wavepp_proto.terms import Failed, Finished, PipelineId, PrefillEvent, PrefillRequest, RequestId
 from wavepp_proto.v1 import prefill_pb2 as pb
 from wavepp_proto.v1 import prefill_pb2_grpc
 
@@ -33,6 +33,7 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
         self._spans = spans
         self._intake = PromptIntake()
         self._streams: set[RunStream] = set()
+        self._closed = False
         self._ending: set[asyncio.Task[None]] = set()
 
     async def Submit(
@@ -65,6 +66,8 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
     ) -> None:
         stream = RunStream(self._begin_run, self._let_go)
         self._streams.add(stream)
+        if self._closed:
+            stream.close()
         try:
             # At once: a client tells from it that we know this method.
             await context.send_initial_metadata(())
@@ -78,7 +81,10 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
             abandoning.add_done_callback(self._ending.discard)
 
     def close(self) -> None:
-        """End the streams that only wait for more, so that the server need not wait for them."""
+        """End what only waits for more: streams of runs, prompts that arrive. A server that stops would cancel them
+        without a word."""
+        self._closed = True
+        self._intake.close()
         for stream in self._streams:
             stream.close()
 
@@ -89,13 +95,12 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
         return pb.CancelResponse(found=found)
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:
-        pipelines = self._shell.machine.status().pipelines
-        wanted = request.pipeline
-        chosen = next((p for p in pipelines if p.pipeline == wanted or not wanted), None)
-        if chosen is None:
-            error = UnknownPipeline(f"no pipeline {wanted!r}", field="pipeline", value=wanted)
+        machine = self._shell.machine
+        try:
+            found = machine.pipeline_of(PipelineId(request.pipeline) if request.pipeline else None)
+        except WaveppError as error:
             await convert.abort(context, error)
-        assert chosen is not None
+        chosen = next(status for status in machine.status(requests=False).pipelines if status.pipeline == found)
         reply = pb.DescribeResponse(
             pipeline=chosen.pipeline,
             block_tokens=chosen.block_tokens or 0,

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
 from wavepp_proto import convert, limits
-from wavepp_proto.errors import DeadlineExpired, InvalidRequest, QueueFull
+from wavepp_proto.errors import ControllerUnavailable, DeadlineExpired, InvalidRequest, QueueFull
 from wavepp_proto.terms import PrefillRequest
 from wavepp_proto.v1 import prefill_pb2 as pb
 
@@ -28,15 +28,40 @@ class PromptIntake:
     def __init__(self) -> None:
         self.assembling_bytes = 0
         """Tokens of prompts that are not whole yet."""
+        self._closed = False
+        self._ends: set[asyncio.Timeout] = set()
+        """Of the prompts that arrive now: moved to the present instant by `close`."""
+
+    def close(self) -> None:
+        """End every `receive`, under way or later, with ControllerUnavailable."""
+        self._closed = True
+        now = asyncio.get_running_loop().time()
+        for end in self._ends:
+            end.reschedule(now)
 
     async def receive(
         self, assembler: convert.PromptAssembler, frames: AsyncIterator[pb.SubmitRequest]
     ) -> PrefillRequest:
         """The whole request, its deadline shortened by what its frames took.
 
-        Raises InvalidRequest or MessageTooLarge for malformed frames, QueueFull beyond
-        MAX_ASSEMBLING_BYTES, DeadlineExpired when a frame or the whole prompt takes too long.
+        Raises InvalidRequest or MessageTooLarge for malformed frames, QueueFull beyond MAX_ASSEMBLING_BYTES,
+        DeadlineExpired when a frame or the whole prompt takes too long, ControllerUnavailable once closed.
         """
+        if self._closed:
+            raise _closing()
+        try:
+            async with asyncio.timeout(None) as end:
+                self._ends.add(end)
+                try:
+                    return await self._assemble(assembler, frames)
+                finally:
+                    self._ends.discard(end)
+        except TimeoutError:
+            raise _closing() from None
+
+    async def _assemble(
+        self, assembler: convert.PromptAssembler, frames: AsyncIterator[pb.SubmitRequest]
+    ) -> PrefillRequest:
         arrived = time.monotonic()
         counted = 0
         try:
@@ -97,6 +122,10 @@ def _aged(request: PrefillRequest, seconds: float) -> PrefillRequest:
     if left <= 0:
         raise _deadline_passed(request.deadline_ms)
     return replace(request, deadline_ms=left)
+
+
+def _closing() -> ControllerUnavailable:
+    return ControllerUnavailable("the controller closes while the prompt arrives", retry_after_ms=RETRY_AFTER_MS)
 
 
 def _deadline_passed(deadline_ms: int) -> DeadlineExpired:

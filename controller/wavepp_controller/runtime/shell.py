@@ -36,6 +36,7 @@ from wavepp_proto.terms import (
 log = get_log(__name__)
 
 TICK_S = 0.05
+RETRY_AFTER_MS = 1000
 
 
 class EventSink(Protocol):
@@ -61,6 +62,8 @@ class ControllerShell:
         self._reforms: dict[str, asyncio.Future[WaveppError | None]] = {}
         self._loop = asyncio.get_running_loop()
         self._alarm: asyncio.TimerHandle | None = None
+        self.closed = False
+        """Nothing happens any more: who waits for something must end its call while the server still can say why."""
         self.changed = asyncio.Event()
         """Set whenever something an operator can see has changed."""
         self.outdated = asyncio.Event()
@@ -108,7 +111,9 @@ class ControllerShell:
             self.post(ev.Tick(time.monotonic()))
 
     async def changed_within(self, seconds: float) -> bool:
-        """Wait for a change of what operators see, at most `seconds`."""
+        """Wait for a change of what operators see, at most `seconds`; at once when this shell is closed."""
+        if self.closed:
+            return True
         self.changed.clear()
         try:
             async with asyncio.timeout(seconds):
@@ -136,6 +141,11 @@ class ControllerShell:
         if self._sinks.get(request_id) is sink:
             del self._sinks[request_id]
             self.post(ev.Cancel(request_id, time.monotonic()))
+
+    def check_open(self) -> None:
+        """ControllerUnavailable when this shell is closed."""
+        if self.closed:
+            raise _closing()
 
     async def reform(self, event: ev.ReformAsked) -> None:
         """Post a reform; raises what the core refuses it with."""
@@ -288,11 +298,16 @@ class ControllerShell:
 
     async def close(self) -> None:
         """Fail what is live, close every link. Idempotent."""
+        self.closed = True
+        self.changed.set()
         await self.stand_down()
         for request_id, sink in list(self._sinks.items()):
-            error = ControllerUnavailable("the controller is closing", retry_after_ms=1000)
-            sink.put_nowait(Failed(request_id, error.info()))
+            sink.put_nowait(Failed(request_id, _closing().info()))
         self._sinks.clear()
         pending = [task for task in self._tasks if task is not asyncio.current_task()]
         if pending:
             await asyncio.wait(pending, timeout=2.0)
+
+
+def _closing() -> ControllerUnavailable:
+    return ControllerUnavailable("the controller is closing", retry_after_ms=RETRY_AFTER_MS)
