@@ -112,7 +112,8 @@ CONTROLLER_ABSENCE_MS: Final = 1000 * MEMBER_TTL_S + RELIST_MS + STORE_CALL_MS +
 """A killed controller, to the first request that another one accepts: its lease expires, the next one sees that and
 claims the key, the stages have let go and join. A client tries again for as long."""
 
-# gRPC keepalive (ms): the server's minimum must be below the client's time
+# gRPC keepalive (ms): the server's minimum must be below the client's time. Servers ping at the same pace: a client
+# that is gone without a word must not hold its streams for the hours that TCP allows.
 CLIENT_KEEPALIVE_TIME_MS: Final = 10_000
 CLIENT_KEEPALIVE_TIMEOUT_MS: Final = 5_000
 SERVER_MIN_PING_INTERVAL_MS: Final = 5_000
@@ -128,6 +129,8 @@ CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", CLIENT_KEEPALIVE_TIME_MS),
     ("grpc.keepalive_timeout_ms", CLIENT_KEEPALIVE_TIMEOUT_MS),
+    # The timeout that closes the connection in gRPC's core, 60 s by default.
+    ("grpc.http2.ping_timeout_ms", CLIENT_KEEPALIVE_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.enable_retries", 0),
@@ -144,6 +147,11 @@ SERVER_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.http2.min_ping_interval_without_data_ms", SERVER_MIN_PING_INTERVAL_MS),
+    ("grpc.keepalive_time_ms", CLIENT_KEEPALIVE_TIME_MS),
+    ("grpc.keepalive_timeout_ms", CLIENT_KEEPALIVE_TIMEOUT_MS),
+    # The timeout that closes the connection in gRPC's core, 60 s by default.
+    ("grpc.http2.ping_timeout_ms", CLIENT_KEEPALIVE_TIMEOUT_MS),
+    ("grpc.http2.max_pings_without_data", 0),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_ping_strikes", 2),
     # By default gRPC drops calls beyond 1000 that wait for a handler, as CANCELLED: our typed limit must come first.

@@ -15,6 +15,8 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from tests.harness.certs import Certificates, make_certificates
+from tests.harness.eventually import eventually
+from tests.harness.proxy import Proxy
 from wavepp_proto import limits
 from wavepp_proto.errors import InvalidRequest
 from wavepp_proto.runtime import channels, options
@@ -34,7 +36,7 @@ class Servers:
 
     async def start(self, security: ServerSecurity = channels.PLAIN_SERVER, listen: str = "127.0.0.1:0") -> int:
         server = channels.new_server()
-        servicer = health.aio.HealthServicer()
+        self.servicer = servicer = health.aio.HealthServicer()
         await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
         port = channels.bind_server(server, listen, security)
@@ -227,6 +229,42 @@ def test_tls_is_refused_by_name_when_half_configured(security: ServerSecurity | 
     with pytest.raises(InvalidRequest) as caught:
         security.credentials()
     assert caught.value.fields["field"] == field
+
+
+def hurried(options: channels.Options) -> tuple[tuple[str, str | int], ...]:
+    """The same, with pings and answers due within 0.2 s each."""
+    names = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
+    assert set(names) <= dict(options).keys()
+    return tuple((dict(options) | dict.fromkeys(names, 200)).items())
+
+
+@pytest.mark.parametrize("side", ["server", "client"])
+async def test_stream_ends_when_the_other_end_is_gone_without_a_word(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, side: str
+) -> None:
+    """A health watch, which no deadline and no event would end."""
+    if side == "server":
+        monkeypatch.setattr(limits, "SERVER_OPTIONS", hurried(limits.SERVER_OPTIONS))
+    port = await servers.start()
+    if side == "client":
+        monkeypatch.setattr(limits, "CHANNEL_OPTIONS", hurried(limits.CHANNEL_OPTIONS))
+    async with Proxy(f"127.0.0.1:{port}") as proxy, channels.open_channel(proxy.address) as channel:
+        watching = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert (await watching.read()).status == health_pb2.HealthCheckResponse.SERVING
+        watched = servers.servicer._watcher_count_by_service
+        assert watched == {"": 1}
+        proxy.swallow()
+        # well before the other end, which pings at the usual pace, would notice
+        await eventually(lambda: watching.done() if side == "client" else watched == {}, within=8)
+        watching.cancel()
+
+
+@pytest.mark.parametrize("options", [limits.CHANNEL_OPTIONS, limits.SERVER_OPTIONS, channels.ETCD_CHANNEL_OPTIONS])
+def test_unanswered_ping_ends_a_connection_in_time(options: channels.Options) -> None:
+    """gRPC's core closes it by a timeout of its own, 60 s unless named, and not by that of keepalive."""
+    named = dict(options)
+    assert named["grpc.http2.ping_timeout_ms"] == named["grpc.keepalive_timeout_ms"]
+    assert int(named["grpc.keepalive_time_ms"]) + int(named["grpc.http2.ping_timeout_ms"]) <= 15_000
 
 
 def test_keepalive_passes_when_the_options_are_ours() -> None:

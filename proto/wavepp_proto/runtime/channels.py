@@ -34,6 +34,7 @@ ETCD_CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     # etcd allows one ping per 5 s, and none without calls: only streams (watches) are kept alive.
     ("grpc.keepalive_time_ms", limits.ETCD_KEEPALIVE_TIME_MS),
     ("grpc.keepalive_timeout_ms", limits.ETCD_KEEPALIVE_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", limits.ETCD_KEEPALIVE_TIMEOUT_MS),
     # By default gRPC stops after two pings without data, and a watch may have none for hours.
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.enable_http_proxy", 0),
