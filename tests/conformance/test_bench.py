@@ -208,6 +208,7 @@ def test_mistake_is_one_line_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WAVEPP_CONTROLLER", "127.0.0.1:1")  # whatever `wavepp up` runs on this machine
     finished = CliRunner().invoke(build_app(), ["bench", "--deadline-s", "1", *arguments])
     assert (finished.exit_code, type(finished.exception)) == (1, SystemExit)
     assert said in finished.stderr
