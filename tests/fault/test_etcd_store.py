@@ -16,6 +16,7 @@ from wavepp_proto.runtime.channels import ServerSecurity
 from wavepp_proto.runtime.etcd_client import EtcdOptions
 from wavepp_proto.runtime.etcd_store import EtcdStore
 from wavepp_proto.runtime.memory_store import MemoryStore
+from wavepp_proto.runtime.options import etcd_store
 from wavepp_proto.runtime.store import LeaseGone, LeaseId, MembershipStore, RevisionCompacted, StoreEvent
 
 
@@ -227,12 +228,23 @@ def _enable_auth(etcd: RealEtcd) -> None:
         (EtcdOptions(("https://host:1",)), "etcd_ca"),
         (EtcdOptions(("host:1",), cert=Path("c")), "etcd_cert"),
         (EtcdOptions(("host:1",), user="u"), "etcd_user"),
+        (EtcdOptions(("host:1",), user="\udcff", password="p"), "etcd_user"),
     ],
 )
 def test_options_are_refused_by_name_when_they_do_not_go_together(options: EtcdOptions, field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         EtcdStore(options)
     assert caught.value.fields["field"] == field
+
+
+def test_password_file_is_refused_without_its_text_when_it_is_not_utf_8(tmp_path: Path) -> None:
+    path = tmp_path / "password"
+    path.write_bytes(b"hunter2\xff")
+    with pytest.raises(InvalidRequest) as caught:
+        etcd_store("host:1", "u", path, None, None, None)
+    assert caught.value.message == f"cannot read {path}: not UTF-8"
+    assert caught.value.fields == {"field": "etcd_password_file", "value": str(path)}
+    assert caught.value.__cause__ is None
 
 
 def test_password_is_not_shown_when_options_are_printed() -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 import grpc
 
-from wavepp_proto import limits
+from wavepp_proto import convert, limits
 from wavepp_proto.errors import InvalidRequest, MembershipUnavailable, Unauthenticated
 from wavepp_proto.runtime.channels import ETCD_CHANNEL_OPTIONS, Address, parse_address
 from wavepp_proto.runtime.etcd_import import load_etcd3
@@ -58,6 +58,7 @@ class EtcdOptions:
             raise InvalidRequest("etcd client cert and key come together, and need ca", field="etcd_cert")
         if bool(self.user) != bool(self.password):
             raise InvalidRequest("etcd user and password come together", field="etcd_user")
+        convert.check_utf8("etcd_user", self.user)
         return tuple(self._address(endpoint) for endpoint in self.endpoints)
 
     def _address(self, endpoint: str) -> Address:

@@ -183,10 +183,11 @@ def etcd_store(
     if password_file is not None:
         try:
             password = password_file.read_text(encoding="utf-8").strip()
-        except OSError as error:
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "not UTF-8"  # its own text quotes the password
             raise InvalidRequest(
-                f"cannot read {password_file}: {error.strerror}", field="etcd_password_file", value=str(password_file)
-            ) from error
+                f"cannot read {password_file}: {why}", field="etcd_password_file", value=str(password_file)
+            ) from None
     endpoints = tuple(part.strip() for part in etcd.split(",") if part.strip())
     return EtcdStore(EtcdOptions(endpoints, ca, cert, key, user, password))
 
