@@ -37,6 +37,8 @@ class StageCosts:
     """Mean relative error of the last predictions."""
     samples: int
     """Reports learnt from."""
+    believed: bool = False
+    """`adaptive` plans with them if every stage's are: errors are small, or noise that cancels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

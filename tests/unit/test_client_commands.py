@@ -260,11 +260,13 @@ def test_status_leaves_out_tiers_when_no_stage_has_any() -> None:
     assert [header for header in shown if str(header).startswith(("host", "states"))] == []
 
 
-def _learnt(policy: str, *errors: float) -> list[str]:
+def _learnt(policy: str, *errors: float, believed: bool | None = None) -> list[str]:
     daemons = [
         admin_pb2.StageStatus(
             key=common_pb2.DaemonKey(pipeline="p", stage=stage),
-            costs=admin_pb2.StageCosts(c_us=2500.0, b_us=1.5, a_us=1e-4, g_us=0.25, error=error, samples=40),
+            costs=admin_pb2.StageCosts(
+                c_us=2500.0, b_us=1.5, a_us=1e-4, g_us=0.25, error=error, samples=40, believed=believed
+            ),
         )
         for stage, error in enumerate(errors)
     ]
@@ -287,6 +289,15 @@ def test_status_says_who_plans_when_times_are_not_believed() -> None:
     assert _learnt("adaptive", 0.01)[-1].endswith("(too few waves yet)")
     assert len(_learnt("mpu", 0.5, 0.5)) == 2
     assert tables.BELIEVED_ERROR == BELIEVED_ERROR
+
+
+def test_status_goes_by_what_the_controller_believes() -> None:
+    """Errors of 25 % that are noise; errors of 10 % of too few waves."""
+    assert _learnt("adaptive", 0.25, 0.25, believed=True)[-1] == "adaptive plans with these times"
+    assert _learnt("adaptive", 0.25, 0.25, believed=False)[-1].endswith(
+        "(stage 0, stage 1: off by more than 15%, not known to be noise)"
+    )
+    assert _learnt("adaptive", 0.1, 0.1, believed=False)[-1].endswith("(too few waves yet)")
 
 
 @pytest.mark.parametrize(("link", "said"), [("", ""), ("gloo", ", link gloo")])

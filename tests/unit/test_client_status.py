@@ -29,7 +29,7 @@ MESSAGE = admin_pb2.StatusResponse(
                     pool_blocks=9,
                     capacity=common_pb2.Capacity(seq=4, free_blocks=5, evictable_blocks=6),
                     times=common_pb2.StageTimes(compute_us=11),
-                    costs=admin_pb2.StageCosts(c_us=8.5, b_us=2, error=0.25, samples=3),
+                    costs=admin_pb2.StageCosts(c_us=8.5, b_us=2, error=0.25, samples=3, believed=True),
                 )
             ],
         ),
@@ -53,7 +53,9 @@ def test_status_is_equal_field_by_field() -> None:
     assert (daemon.key, daemon.pool_blocks) == (key, 9)
     assert (daemon.capacity, daemon.times) == (Capacity(4, 5, 6), StageTimes(compute_us=11))
     assert (daemon.executing_wave, serving.ready) == (None, False)
-    assert daemon.costs == _status.StageCosts(c_us=8.5, b_us=2.0, a_us=0.0, g_us=0.0, error=0.25, samples=3)
+    assert daemon.costs == _status.StageCosts(
+        c_us=8.5, b_us=2.0, a_us=0.0, g_us=0.0, error=0.25, samples=3, believed=True
+    )
     (request,) = status.requests
     assert (request.request_id, request.waiting_for, request.priority) == ("r", "capacity", -2)
     assert status.refused == (_status.RefusedMember(key=key, address="a:1", error=fault),)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict
 from itertools import cycle, islice
+from math import exp, pi, sin
 from random import Random
 from typing import Any
 
@@ -192,6 +194,89 @@ def test_model_is_not_believed_while_the_device_changes_and_again_when_it_is_lea
     assert not all(believed)
     assert believed[-1]
     assert worst(model, slow) < 0.02
+
+
+def rough(model: StageModel, waves: int, rng: Random, factor: Callable[[int], float] = lambda wave: 1.0) -> list[bool]:
+    """Whether it was believed after each wave, on a device that others use too: times of four stages of a real model on
+    two busy cores were off by 21 to 29 % in the median, and some by three times."""
+    believed = []
+    for number in range(waves):
+        wave = rng.choice(WAVES)
+        late = exp(rng.gauss(0, 0.35)) * (3.0 if rng.random() < 0.05 else 1.0)
+        model.observe(demand(wave), TRUE.wave_us(wave) * late * factor(number))
+        believed.append(model.believed)
+    return believed
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_noise_and_outliers_that_stay_are_part_of_a_model_that_is_believed(seed: int) -> None:
+    model = StageModel()
+    believed = rough(model, 400, Random(seed))
+    assert sum(believed[100:]) >= 0.95 * 300
+    assert worst(model, TRUE) < 0.25
+    assert 0.15 < model.noise < 0.4
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "factor",
+    [lambda wave: 1 + 0.3 * sin(wave * pi / 100), lambda wave: 1.0 if wave // 60 % 2 == 0 else 1.8],
+    ids=["slow drift", "two regimes"],
+)
+def test_noisy_device_that_others_share_by_turns_is_believed_most_of_the_time(
+    factor: Callable[[int], float], seed: int
+) -> None:
+    assert sum(rough(StageModel(), 400, Random(seed), factor)[100:]) >= 0.6 * 300
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_noisy_device_that_becomes_slow_is_noticed_within_a_dozen_waves_and_learnt(seed: int) -> None:
+    model = StageModel()
+    believed = rough(model, 400, Random(seed), lambda wave: 1.0 if wave < 200 else 2.5)
+    assert not all(believed[200:212])
+    slow = StageCosts(*(2.5 * value for value in asdict(TRUE).values()))
+    assert worst(model, slow) < 0.3
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_times_of_any_size_at_random_are_not_taken_for_noise(seed: int) -> None:
+    model, rng = StageModel(), Random(seed)
+    believed = 0
+    for _ in range(400):
+        model.observe(demand(rng.choice(WAVES)), 10 ** rng.uniform(4, 6))
+        believed += model.believed
+    assert believed < 0.05 * 400
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "took_us",
+    [lambda tokens: 1e4 if tokens < 1_500 else 3e5, lambda tokens: 1e8 / tokens],
+    ids=["a step", "less with more tokens"],
+)
+def test_another_rule_is_not_taken_for_noise(took_us: Callable[[int], float], seed: int) -> None:
+    model, rng = StageModel(), Random(seed)
+    for _ in range(400):
+        tokens = rng.randrange(64, 4_096)
+        model.observe(demand([(0, tokens)]), took_us(tokens) * exp(rng.gauss(0, 0.1)))
+        assert not model.believed
+
+
+def test_noise_is_kept_for_another_life() -> None:
+    """Else the first waves after a restart would pass for a device that has changed."""
+    model = LatencyModel()
+    rng = Random(1)
+    for _ in range(200):
+        wave = rng.choice(WAVES)
+        late = exp(rng.gauss(0, 0.3))
+        model.observe(daemon(0), rows(wave), 0, StageTimes(compute_us=round(TRUE.wave_us(wave) * late)))
+    again = LatencyModel()
+    again.seed(json.loads(json.dumps(model.to_data())))
+    before, after = (one.stage(daemon(0)) for one in (model, again))
+    assert before is not None
+    assert after is not None
+    assert after.noise == before.noise > 0.15
+    assert all(rough(after, 20, Random(2)))
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])

@@ -31,7 +31,8 @@ STAGE_IMPORTANCE = (0, 8, 4, 1, 6, 5, 7, 3, 2)
 LEAST_COLUMNS = 4
 ENDLESS = 10_000
 BELIEVED_ERROR = 0.15
-"""The controller's own limit, which the client cannot import: a test compares them."""
+"""Errors up to here are believed whatever they are: the controller's limit, which the client cannot import. A test
+compares them."""
 REQUEST_COLUMNS = ("request", "pipeline", "state", "prompt", "endpoint", "computed", "age ms")
 REQUEST_FIGURES = 3
 """Columns from here on are numbers."""
@@ -110,14 +111,21 @@ def learnt(pipeline: pb.PipelineStatus) -> list[str]:
     """What waves were learnt to take, stage by stage, and whether the planner goes by it."""
     known = [daemon for daemon in pipeline.daemons if daemon.HasField("costs")]
     said = [_costs(daemon) for daemon in known]
-    doubted = [in_words(daemon.key) for daemon in known if daemon.costs.error > BELIEVED_ERROR]
+    doubted = [daemon for daemon in known if not _believed(daemon.costs)]
     if pipeline.policy == "adaptive" and pipeline.state == "serving":
         if doubted or len({daemon.key.stage for daemon in known}) < pipeline.stages:
-            why = f"{', '.join(doubted)}: off by more than {BELIEVED_ERROR:.0%}" if doubted else "too few waves yet"
+            off = [in_words(daemon.key) for daemon in doubted if daemon.costs.error > BELIEVED_ERROR]
+            reason = f"{', '.join(off)}: off by more than {BELIEVED_ERROR:.0%}, not known to be noise"
+            why = reason if off else "too few waves yet"
             said.append(f"mpu plans for now: the stages' times are not known well enough ({why})")
         elif known:
             said.append("adaptive plans with these times")
     return said
+
+
+def _believed(costs: pb.StageCosts) -> bool:
+    """As the controller says; one that is older says only how large errors are."""
+    return costs.believed if costs.HasField("believed") else costs.error <= BELIEVED_ERROR
 
 
 def _costs(daemon: pb.StageStatus) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from wavepp_controller.core.stage_model import SEEDED_ERROR, StageModel, demand_of
+from wavepp_controller.core.stage_model import LEAST_NOISE, SEEDED_ERROR, StageModel, demand_of
 from wavepp_proto.errors import InvalidRequest
 from wavepp_proto.profile import MAX_COST_US, Demand, Profile, StageCosts
 from wavepp_proto.terms import DaemonKey, MemberRecord, Row, StageTimes
@@ -95,7 +95,7 @@ class LatencyModel:
         """For JSON."""
         data: dict[str, Any] = {}
         for place, model in sorted(self._stages.items()):
-            said = {**asdict(model.costs), "error": model.error, "samples": model.samples}
+            said = {**asdict(model.costs), "error": model.error, "noise": model.noise, "samples": model.samples}
             if place in self._served:
                 said["served"] = self._served[place]._asdict()
             data[f"{place[0]}.{place[1]}"] = said
@@ -114,12 +114,13 @@ class LatencyModel:
                 costs = StageCosts(*(_finite(said[part]) for part in ("c_us", "b_us", "a_us", "g_us")))
                 error = _finite(said.get("error", SEEDED_ERROR))
                 samples = int(_finite(said.get("samples", 0)))
+                noise = _finite(said.get("noise", LEAST_NOISE))
                 served = _served(said["served"]) if "served" in said else None
             except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as wrong:
                 raise InvalidRequest(f"not a latency model: {wrong!r}", field="model_file", value=name) from wrong
             if (stage, rank) in self._stages:
                 continue
-            self._stages[stage, rank] = StageModel.seed(costs, min(error, SEEDED_ERROR), samples)
+            self._stages[stage, rank] = StageModel.seed(costs, min(error, SEEDED_ERROR), samples, noise)
             if served is not None:
                 self._served[stage, rank] = served
 

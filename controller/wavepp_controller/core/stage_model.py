@@ -1,9 +1,10 @@
 """How long a wave takes on one daemon, learnt from its reports (DESIGN.md).
 
 Owns the four coefficients of `wavepp_proto.profile` (c per wave, b per token, a per pair, g per prefix token and
-chunk), fitted online: relative errors, no negative coefficient, outliers weighed down, old waves forgotten; and how
-wrong its predictions have been lately. Memory and work per report are constant: a report is added to sums, and the fit
-is made again when a prediction was off, or after some reports. Which daemon it is about is `latency_model`'s.
+chunk), fitted online: relative errors, no negative coefficient, outliers weighed down, old waves forgotten; how wrong
+its predictions have been lately, and how much of that is noise. Memory and work per report are constant: a report is
+added to sums, and the fit is made again when a prediction was off, or after some reports. Which daemon it is about is
+`latency_model`'s.
 """
 
 from __future__ import annotations
@@ -48,7 +49,21 @@ OUTLIER = 3.0
 """Times the known error from which on a report counts less."""
 LEAST_OUTLIER = 0.02
 BELIEVED_ERROR = 0.15
-"""Most relative error of recent predictions that one may plan with."""
+"""Most relative error of recent predictions that one may plan with. What is more must be noise: errors that cancel
+among waves of like size..."""
+NOISY = 2.5
+"""...and that are at most so many times their running median..."""
+MOST_NOISE = 0.4
+"""...which itself is at most this: times without any rule cancel too..."""
+SHIFTED = 1.25
+"""...while what is left when the last few of any size cancel is at most so many times the median: a device that became
+faster or slower is not waited for until errors of a size stop to cancel."""
+LEAST_NOISE = 0.02
+NOISE_STEP = 1.08
+"""The running median goes up or down by this factor with each report: a change of the device that is learnt within a
+dozen waves does not pass for noise, an outlier counts like any other, and 20 % are known for noise after 30 waves."""
+LEAN_MEMORY = 64
+"""Waves over which errors of waves of like size must cancel."""
 SEEDED_ERROR = 0.1
 """Error of coefficients that nobody has judged yet."""
 SEED_WAVES = tuple(
@@ -83,17 +98,27 @@ class StageModel:
     """Mean relative error of the last predictions, each made before its report."""
     samples: int = 0
     seeded: bool = False
+    noise: float = LEAST_NOISE
+    """Running median of relative errors."""
     _sums: list[float] = field(default_factory=lambda: [0.0] * 14)
     """The normal equations: H by rows from its diagonal on (10), then the right side (4)."""
     _unfitted: int = 0
     """Reports since the last fit."""
     _eager_until: int = YOUNG
     """Number of samples up to which every report is fitted."""
+    _shift: float = 0.0
+    """As `error`, with its sign: below 0 where waves took less than predicted."""
+    _leans: dict[tuple[int, bool], float] = field(default_factory=dict)
+    """Sums of signed errors by size: octave of tokens, and whether more lies before them than they are."""
+    _lean_weight: float = 0.0
+    """Waves in those sums, old ones for less."""
 
     @classmethod
-    def seed(cls, costs: StageCosts, error: float, samples: int = 0) -> StageModel:
+    def seed(cls, costs: StageCosts, error: float, samples: int = 0, noise: float = LEAST_NOISE) -> StageModel:
         """Coefficients from elsewhere (a calibration, an earlier life with so many `samples`), to be corrected."""
-        model = cls(costs, max(0.0, error), samples, seeded=True)
+        model = cls(costs, max(0.0, error), samples, seeded=True, noise=max(LEAST_NOISE, noise))
+        if noise > LEAST_NOISE:
+            model._lean_weight = LEAN_MEMORY / 2  # it cancelled in that life
         for demand in SEED_WAVES:
             if (took_us := costs.demand_us(demand)) > 0.0:
                 model._add(demand, took_us, took_us, SEED_WEIGHT)
@@ -101,7 +126,21 @@ class StageModel:
 
     @property
     def believed(self) -> bool:
-        return self.error <= BELIEVED_ERROR and (self.seeded or self.samples >= FIRST_FIT)
+        right = self.error <= BELIEVED_ERROR or (self._steady and self.lean <= BELIEVED_ERROR)
+        return right and (self.seeded or self.samples >= FIRST_FIT)
+
+    @property
+    def lean(self) -> float:
+        """Mean relative error that does not cancel among waves of like size: wrong coefficients, or a wrong rule."""
+        return sum([abs(value) for value in self._leans.values()]) / max(1.0, self._lean_weight)
+
+    @property
+    def _steady(self) -> bool:
+        """Predictions are off by no more than they usually are: the device has not changed."""
+        if self.error <= BELIEVED_ERROR:
+            return True
+        noise = self.noise if self.noise <= MOST_NOISE else 0.0
+        return self.error <= NOISY * noise and abs(self._shift) <= max(BELIEVED_ERROR, SHIFTED * noise)
 
     def observe(self, demand: Demand, took_us: float) -> None:
         """One wave, `took_us` > 0 of computing."""
@@ -112,7 +151,10 @@ class StageModel:
         if wrong > OFF * self.error:
             self._eager_until = max(self._eager_until, self.samples + FIT_EVERY)
         self._add(demand, scale, took_us, min(1.0, limit / wrong) if wrong else 1.0)
-        self._judge(wrong)
+        signed = wrong if took_us >= predicted else -wrong
+        if self.seeded or self.samples >= YOUNG:
+            self._note_noise(demand, wrong, signed)
+        self._judge(wrong, signed)
         self._unfitted += 1
         if self.samples <= self._eager_until or self._unfitted >= FIT_EVERY:
             self._fit()
@@ -120,20 +162,30 @@ class StageModel:
     def scaled(self, factor: float) -> StageModel:
         """What to believe of a daemon with so many times the layers, until it has reported."""
         costs = StageCosts(*(factor * value for value in asdict(self.costs).values()))
-        return StageModel.seed(costs, max(SEEDED_ERROR, min(self.error, 1.0)))
+        return StageModel.seed(costs, max(SEEDED_ERROR, min(self.error, 1.0)), noise=self.noise)
 
-    def _judge(self, wrong: float) -> None:
-        """Note how wrong a prediction was; when that is no longer to be believed, the past says little."""
-        was_right = self.error <= BELIEVED_ERROR
+    def _judge(self, wrong: float, signed: float) -> None:
+        """Note how wrong a prediction was; when that is more than noise, the past says little."""
+        was_steady = self._steady
         gain = 1 / ERROR_MEMORY if self.seeded else max(1 / ERROR_MEMORY, 2 / (self.samples + 2))
         self.error += (wrong - self.error) * gain
+        self._shift += (signed - self._shift) * gain
         self.samples += 1
-        if was_right and self.error > BELIEVED_ERROR:
+        if was_steady and not self._steady:
             self._sums = [AFTER_DRIFT * value for value in self._sums]
+
+    def _note_noise(self, demand: Demand, wrong: float, signed: float) -> None:
+        """Waves of like size share one sum, so that what one of them took too long another may make up for."""
+        self.noise = max(LEAST_NOISE, self.noise * NOISE_STEP if wrong > self.noise else self.noise / NOISE_STEP)
+        keep = 1.0 - 1.0 / LEAN_MEMORY
+        self._leans = {size: keep * value for size, value in self._leans.items()}
+        size = (int(demand.tokens).bit_length(), demand.prefix > demand.tokens)
+        self._leans[size] = self._leans.get(size, 0.0) + signed
+        self._lean_weight = keep * self._lean_weight + 1.0
 
     def _add(self, demand: Demand, scale: float, took_us: float, weight: float) -> None:
         """Written out: this is all that most reports cost."""
-        keep = 1.0 - 1.0 / (MEMORY if self.error <= BELIEVED_ERROR else DRIFT_MEMORY)
+        keep = 1.0 - 1.0 / (MEMORY if self._steady else DRIFT_MEMORY)
         waves, tokens, pairs, prefix = demand
         w, t = waves / UNITS[0] / scale, tokens / UNITS[1] / scale
         p, f = pairs / UNITS[2] / scale, prefix / UNITS[3] / scale

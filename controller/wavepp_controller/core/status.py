@@ -68,6 +68,8 @@ class DaemonStatus:
     """What its waves were learnt to take; None before the first report."""
     costs_error: float = 0.0
     """Mean relative error of the last predictions."""
+    costs_believed: bool = False
+    """`adaptive` plans with them if every stage's are."""
     costs_samples: int = 0
     """Reports learnt from in this life of the controller."""
     executing_wave: WaveOrdinal | None = None
@@ -165,6 +167,7 @@ def daemon_status(daemon: Daemon, index: ReuseIndex, latency: LatencyModel, serv
         orphans=daemon.orphans,
         costs=None if learnt is None else learnt.costs,
         costs_error=0.0 if learnt is None else learnt.error,
+        costs_believed=learnt is not None and learnt.believed,
         costs_samples=0 if learnt is None else learnt.samples,
         executing_wave=None if daemon.executing is None else daemon.executing[0],
         executing_ms=0 if daemon.executing is None else _ms(now - daemon.executing[1]),

@@ -191,6 +191,7 @@ def _daemon_to_pb(status: st.DaemonStatus) -> pb.StageStatus:
     )
     if status.costs is not None:
         costs = pb.StageCosts(**asdict(status.costs), error=status.costs_error, samples=status.costs_samples)
+        costs.believed = status.costs_believed
         out.costs.CopyFrom(costs)
     if status.capacity is not None:
         out.capacity.CopyFrom(convert.capacity_to_pb(status.capacity))

@@ -232,6 +232,7 @@ class StageCosts(_message.Message):
     G_US_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
+    BELIEVED_FIELD_NUMBER: _builtins.int
     c_us: _builtins.float
     b_us: _builtins.float
     a_us: _builtins.float
@@ -240,6 +241,8 @@ class StageCosts(_message.Message):
     """Mean relative error of the last predictions."""
     samples: _builtins.int
     """Reports learnt from."""
+    believed: _builtins.bool
+    """They may be planned with: errors are small, or noise that cancels among waves of like size."""
     def __init__(
         self,
         *,
@@ -249,12 +252,15 @@ class StageCosts(_message.Message):
         g_us: _builtins.float = ...,
         error: _builtins.float = ...,
         samples: _builtins.int = ...,
+        believed: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_believed", b"_believed", "believed", b"believed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["a_us", b"a_us", "b_us", b"b_us", "c_us", b"c_us", "error", b"error", "g_us", b"g_us", "samples", b"samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_believed", b"_believed", "a_us", b"a_us", "b_us", b"b_us", "believed", b"believed", "c_us", b"c_us", "error", b"error", "g_us", b"g_us", "samples", b"samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__believed: _TypeAlias = _typing.Literal["believed"]  # noqa: Y015
+    _WhichOneofArgType__believed: _TypeAlias = _typing.Literal["_believed", b"_believed"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__believed) -> _WhichOneofReturnType__believed | None: ...
 
 Global___StageCosts: _TypeAlias = StageCosts  # noqa: Y015
 
