@@ -24,7 +24,7 @@ from wavepp._types import Description, PrefillOutcome, PrefillResult, Prompt, Re
 from wavepp._wire import Wire
 from wavepp_proto import convert, limits
 from wavepp_proto.errors import EmptyPrompt, InvalidRequest
-from wavepp_proto.runtime.channels import PLAIN_CLIENT, ClientSecurity, parse_address
+from wavepp_proto.runtime.channels import PLAIN_CLIENT, ClientSecurity, check_proxy, parse_address
 from wavepp_proto.runtime.tracing import Tracer, TraceSettings
 
 T = TypeVar("T")
@@ -37,6 +37,7 @@ class ClientOptions(TypedDict, total=False):
     """Settings of a client, explained at `AsyncClient`."""
 
     tls: ClientSecurity | None
+    proxy: str | None
     tokenizer: str | PathLike[str] | Tokenizer | None
     deadline: float
     grace: float
@@ -57,6 +58,7 @@ class AsyncClient:
         address: str | None = None,
         *,
         tls: ClientSecurity | None = None,
+        proxy: str | None = None,
         tokenizer: str | PathLike[str] | Tokenizer | None = None,
         deadline: float = limits.DEFAULT_DEADLINE_MS / 1000,
         grace: float = 0.5,
@@ -67,6 +69,7 @@ class AsyncClient:
         `address`: host:port of the controller; None takes WAVEPP_CONTROLLER, else the only cluster that `wavepp up`
         runs here (InvalidRequest if there are several), else 127.0.0.1:7411.
         `tls`: PEM files, a CA at least; None = plain text.
+        `proxy`: http://host:port on the way to the controller; None goes straight, whatever the environment names.
         `tokenizer`: model folder, tokenizer.json or object for text prompts; None asks the controller for its folder.
         `deadline`: seconds a request may take unless it says otherwise.
         `grace`: seconds past its deadline until the client stops waiting for the controller to end a request.
@@ -75,6 +78,7 @@ class AsyncClient:
         """
         self._address = address or choose().address
         self._security = check_tls(tls or PLAIN_CLIENT)
+        self._proxy = None if proxy is None else check_proxy(proxy)
         self._deadline = _request.check_seconds("deadline", deadline)
         self._grace = _request.check_seconds("grace", grace)
         self._host = parse_address(self._address)
@@ -171,7 +175,7 @@ class AsyncClient:
         if self._closed:
             raise RuntimeError("the client is closed")
         if self._wire is None:
-            self._wire = Wire(self._address, self._security)
+            self._wire = Wire(self._address, self._security, self._proxy)
         return self._wire
 
 

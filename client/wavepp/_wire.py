@@ -31,8 +31,8 @@ Event = Queued | Admitted | Progress | Finished
 class Wire:
     """Calls to one controller, multiplexed on one channel. Belongs to the event loop it was made on."""
 
-    def __init__(self, address: str, security: ClientSecurity) -> None:
-        self._channel = open_channel(address, security)
+    def __init__(self, address: str, security: ClientSecurity, proxy: str | None = None) -> None:
+        self._channel = open_channel(address, security, proxy)
         self._prefill: prefill_pb2_grpc.PrefillAsyncStub = prefill_pb2_grpc.PrefillStub(self._channel)
         self._runs = Runs(self._channel)
         self._admin: admin_pb2_grpc.AdminAsyncStub = admin_pb2_grpc.AdminStub(self._channel)

@@ -85,7 +85,7 @@ class Proxy:
         if self._down:
             _reset(writer)
             return
-        host, _, port = self.target.rpartition(":")
+        host, _, port = (await self._target_of(reader, writer)).rpartition(":")
         try:
             far_reader, far_writer = await asyncio.open_connection(host, int(port))
         except OSError:
@@ -96,6 +96,9 @@ class Proxy:
             pump = asyncio.create_task(self._pump(source, sink), name="proxy-pump")
             self._pumps.add(pump)
             pump.add_done_callback(self._pumps.discard)
+
+    async def _target_of(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
+        return self.target
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         try:
@@ -111,6 +114,22 @@ class Proxy:
         finally:
             self._writers.discard(sink)
             sink.close()
+
+
+class ConnectProxy(Proxy):
+    """An HTTP proxy: each connection names its target (CONNECT host:port)."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+        self.asked: list[str] = []
+        """Targets, in order."""
+
+    async def _target_of(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
+        method, target, _ = (await reader.readuntil(b"\r\n\r\n")).decode().split(" ", 2)
+        assert method == "CONNECT"
+        self.asked.append(target)
+        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        return target
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

@@ -185,6 +185,15 @@ async def test_call_succeeds_when_the_environment_names_a_proxy(
     assert await check(await servers.start(), channels.PLAIN_CLIENT) == health_pb2.HealthCheckResponse.SERVING
 
 
+@pytest.mark.parametrize(
+    "proxy", ["", "proxy:80", "https://proxy:80", "http://proxy", "http://:80", "http://proxy:80/path"]
+)
+def test_proxy_is_refused_by_name_when_malformed(proxy: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        channels.check_proxy(proxy)
+    assert caught.value.fields["field"] == "proxy"
+
+
 async def test_call_succeeds_when_both_ends_show_certificates(servers: Servers, certificates: Certificates) -> None:
     port = await servers.start(
         ServerSecurity(ca=certificates.ca, cert=certificates.server_cert, key=certificates.server_key)

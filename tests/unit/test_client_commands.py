@@ -12,6 +12,8 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
+from tests.harness.ports import free_port
+from wavepp import AsyncClient
 from wavepp.commands import _status_tables as tables
 from wavepp.commands import prefill as prefill_command
 from wavepp.commands._shared import explain
@@ -330,3 +332,28 @@ def test_error_says_what_was_awaited_when_the_deadline_passed_before_a_turn() ->
     assert explain(error) == (
         "error: DEADLINE_EXPIRED: request r was waiting for its turn when its 5 ms were over (state=hinted)"
     )
+
+
+@pytest.mark.parametrize("command", [["status"], ["prefill", "--tokens", "1"]], ids=["status", "prefill"])
+def test_command_goes_through_the_proxy_that_it_is_given(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody listens at the proxy: a command that went straight would find the controller."""
+    for name in ("no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with FakeController.sync() as controller:
+        arguments = [*command, "--controller", controller.address]
+        straight = CliRunner().invoke(build_app(), arguments)
+        away = {"WAVEPP_PROXY": f"http://127.0.0.1:{free_port()}"}
+        refused = CliRunner().invoke(build_app(), arguments, env=away)
+    assert "CONTROLLER_UNAVAILABLE" not in straight.stderr
+    assert refused.exit_code == 1
+    assert "CONTROLLER_UNAVAILABLE" in refused.stderr
+
+
+def test_prefill_says_at_once_that_there_is_no_controller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests of a client wait for one that was killed to be replaced; a command that finds none sends none."""
+    monkeypatch.setattr(AsyncClient, "prefill_many", lambda *_, **__: pytest.fail("it sent requests"))
+    address = f"127.0.0.1:{free_port()}"
+    refused = CliRunner().invoke(build_app(), ["prefill", "--tokens", "1", "--controller", address])
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert refused.stderr.startswith("error: CONTROLLER_UNAVAILABLE: ")
+    assert "wavepp up" in refused.stderr

@@ -10,6 +10,7 @@ import pytest
 from grpc.aio import AioRpcError
 
 from tests.harness.certs import make_certificates
+from tests.harness.proxy import ConnectProxy
 from wavepp import AsyncClient, ClientSecurity, RetryPolicy, errors
 from wavepp.testing import Answer, FakeController, Gate, Outcome, Step
 from wavepp_proto import convert
@@ -124,3 +125,17 @@ async def test_client_speaks_tls_and_refuses_plain_text_when_the_controller_asks
                 with pytest.raises(errors.ControllerUnavailable):
                     await client.prefill([1])
     assert len(controller.requests) == 1
+
+
+@pytest.mark.parametrize("named", [True, False])
+async def test_proxy_is_used_when_it_is_named_and_never_from_the_environment(
+    named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    async with ConnectProxy() as proxy, FakeController() as controller:
+        monkeypatch.setenv("http_proxy", f"http://{proxy.address}")
+        given = f"http://{proxy.address}" if named else None
+        async with AsyncClient(controller.address, proxy=given) as client:
+            await client.prefill([1])
+        assert proxy.asked == ([controller.address] if named else [])

@@ -277,6 +277,7 @@ async def test_concurrency_is_refused_when_it_allows_nothing(controller: FakeCon
         ({"address": "\udcff:1"}, "address"),
         ({"deadline": 0}, "deadline"),
         ({"grace": -1}, "grace"),
+        ({"proxy": "nowhere"}, "proxy"),
     ],
     ids=repr,
 )

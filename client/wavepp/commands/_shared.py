@@ -26,6 +26,15 @@ Controller = Annotated[
     ),
 ]
 
+Proxy = Annotated[
+    str | None,
+    typer.Option(
+        "--proxy",
+        envvar="WAVEPP_PROXY",
+        help="http://host:port on the way to the controller; none is taken from the environment.",
+    ),
+]
+
 
 def address_of(controller: str | None) -> str:
     """The controller named, else the one found here, which is said on stderr. Raises InvalidRequest if there are

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from wavepp.commands._shared import Controller, address_of, console, explain, run, security
+from wavepp.commands._shared import Controller, Proxy, address_of, console, explain, run, security
 from wavepp_proto.runtime import options as opt
 
 if TYPE_CHECKING:
@@ -124,6 +124,7 @@ def bench(
     tls_cert: opt.TlsCert = None,
     tls_key: opt.TlsKey = None,
     tls_server_name: opt.TlsServerName = "",
+    proxy: Proxy = None,
     as_json: opt.Json = False,
 ) -> None:
     """Measure a running pipeline under load; exit status 1 if a request failed unexpectedly."""
@@ -162,6 +163,7 @@ def bench(
         client = AsyncClient(
             plan.options.address,
             tls=security(tls_ca, tls_cert, tls_key, tls_server_name),
+            proxy=proxy,
             retry=RetryPolicy(attempts=1),
         )
     except WaveppError as error:

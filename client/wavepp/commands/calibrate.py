@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wavepp.commands._shared import Controller, address_of, console, run, security
+from wavepp.commands._shared import Controller, Proxy, address_of, console, run, security
 from wavepp_proto.runtime import options as opt
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def calibrate(
     tls_cert: opt.TlsCert = None,
     tls_key: opt.TlsKey = None,
     tls_server_name: opt.TlsServerName = "",
+    proxy: Proxy = None,
 ) -> None:
     """Send prompts of several lengths, cold and behind cached prefixes, through an idle pipeline; fit its stages."""
     from wavepp import AsyncClient
@@ -60,7 +61,7 @@ def calibrate(
     async def work() -> None:
         check_file("out", out)
         secure = security(tls_ca, tls_cert, tls_key, tls_server_name)
-        async with AsyncClient(address_of(controller), tls=secure) as client:
+        async with AsyncClient(address_of(controller), tls=secure, proxy=proxy) as client:
             profile, fits = await measure(client, pipeline, name or out.stem, longest, repeats, seed)
         write_file("out", out, profile.to_json())
         _show(profile, fits)

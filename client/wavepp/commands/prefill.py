@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wavepp.commands._shared import Controller, address_of, console, explain, run, security
+from wavepp.commands._shared import Controller, Proxy, address_of, console, explain, run, security
 from wavepp_proto.runtime import options as opt
 
 if TYPE_CHECKING:
@@ -64,10 +64,12 @@ def prefill(
     tls_cert: opt.TlsCert = None,
     tls_key: opt.TlsKey = None,
     tls_server_name: opt.TlsServerName = "",
+    proxy: Proxy = None,
     as_json: opt.Json = False,
 ) -> None:
     """Prefill prompts and print their first tokens; exit status 1 if any failed."""
-    from wavepp import AsyncClient, Sampling
+    from wavepp import AsyncClient, PrefillOutcome, Sampling
+    from wavepp.errors import ControllerUnavailable
 
     wanted = _read(prompts or [], file, tokens)
     if not wanted:
@@ -78,8 +80,13 @@ def prefill(
     async def work() -> list[PrefillOutcome]:
         secure = security(tls_ca, tls_cert, tls_key, tls_server_name)
         outcomes: list[PrefillOutcome] = []
-        async with AsyncClient(address_of(controller), tls=secure, tokenizer=tokenizer) as client:
-            await client.status()  # no controller at all: said at once; one that goes away later is waited for
+        async with AsyncClient(address_of(controller), tls=secure, proxy=proxy, tokenizer=tokenizer) as client:
+            try:
+                await client.status()
+            except ControllerUnavailable as error:  # said at once; a controller that goes away later is waited for
+                if not as_json:
+                    raise
+                return [PrefillOutcome(index, error=error) for index in range(len(wanted))]
             with _progress(len(wanted)) as advance:
                 many = client.prefill_many(
                     wanted, concurrency=concurrency, pipeline=pipeline, deadline=deadline_s, priority=priority,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wavepp.commands._shared import Controller, address_of, run, security
+from wavepp.commands._shared import Controller, Proxy, address_of, run, security
 from wavepp_proto.runtime import options as opt
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def status(
     tls_cert: opt.TlsCert = None,
     tls_key: opt.TlsKey = None,
     tls_server_name: opt.TlsServerName = "",
+    proxy: Proxy = None,
     as_json: opt.Json = False,
 ) -> None:
     """Show pipelines and stages (--json: counters too); exit status 1 unless a pipeline can serve."""
@@ -37,7 +38,7 @@ def status(
     from wavepp_proto.v1 import admin_pb2, admin_pb2_grpc
 
     async def work() -> bool:
-        channel = open_channel(address_of(controller), security(tls_ca, tls_cert, tls_key, tls_server_name))
+        channel = open_channel(address_of(controller), security(tls_ca, tls_cert, tls_key, tls_server_name), proxy)
         stub = admin_pb2_grpc.AdminStub(channel)
         try:
             if not watch:

@@ -146,10 +146,25 @@ def advertise_address(listen: str, advertise: str | None, port: int) -> str:
     return str(Address(host, port))
 
 
-def open_channel(address: str, security: ClientSecurity = PLAIN_CLIENT) -> grpc.aio.Channel:
-    """A channel to `address` (host:port); it connects lazily. Raises InvalidRequest on bad address or TLS files."""
+def check_proxy(text: str) -> str:
+    """`text` itself, `http://[user:password@]host:port` of a proxy that knows CONNECT. Raises InvalidRequest."""
+    scheme, _, place = text.partition("://")
+    at = place.rpartition("@")[2]
+    if scheme != "http" or not parse_address(at, field="proxy").host or not parse_address(at).port:
+        raise InvalidRequest(f"proxy must be http://host:port, got {text!r}", field="proxy", value=text)
+    return text
+
+
+def open_channel(address: str, security: ClientSecurity = PLAIN_CLIENT, proxy: str | None = None) -> grpc.aio.Channel:
+    """A channel to `address` (host:port), through `proxy` if there is one; it connects lazily.
+
+    Raises InvalidRequest on bad address, proxy or TLS files.
+    """
     target = str(parse_address(address))
     options: list[tuple[str, str | int]] = list(limits.CHANNEL_OPTIONS)
+    if proxy is not None:
+        options = [(name, value) for name, value in options if name != "grpc.enable_http_proxy"]
+        options += [("grpc.enable_http_proxy", 1), ("grpc.http_proxy", check_proxy(proxy))]
     credentials = security.credentials()
     if credentials is None:
         return grpc.aio.insecure_channel(target, options=options)
