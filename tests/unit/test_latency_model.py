@@ -226,7 +226,7 @@ def test_noise_and_outliers_that_stay_are_part_of_a_model_that_is_believed(seed:
 def test_noisy_device_that_others_share_by_turns_is_believed_most_of_the_time(
     factor: Callable[[int], float], seed: int
 ) -> None:
-    assert sum(rough(StageModel(), 400, Random(seed), factor)[100:]) >= 0.6 * 300
+    assert sum(rough(StageModel(), 400, Random(seed), factor)[100:]) >= 0.7 * 300
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -245,7 +245,7 @@ def test_times_of_any_size_at_random_are_not_taken_for_noise(seed: int) -> None:
     for _ in range(400):
         model.observe(demand(rng.choice(WAVES)), 10 ** rng.uniform(4, 6))
         believed += model.believed
-    assert believed < 0.05 * 400
+    assert believed <= 0.01 * 400
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -256,10 +256,12 @@ def test_times_of_any_size_at_random_are_not_taken_for_noise(seed: int) -> None:
 )
 def test_another_rule_is_not_taken_for_noise(took_us: Callable[[int], float], seed: int) -> None:
     model, rng = StageModel(), Random(seed)
+    believed = 0
     for _ in range(400):
         tokens = rng.randrange(64, 4_096)
         model.observe(demand([(0, tokens)]), took_us(tokens) * exp(rng.gauss(0, 0.1)))
-        assert not model.believed
+        believed += model.believed
+    assert believed <= 0.05 * 400
 
 
 def test_noise_is_kept_for_another_life() -> None:

@@ -49,21 +49,24 @@ OUTLIER = 3.0
 """Times the known error from which on a report counts less."""
 LEAST_OUTLIER = 0.02
 BELIEVED_ERROR = 0.15
-"""Most relative error of recent predictions that one may plan with. What is more must be noise: errors that cancel
-among waves of like size..."""
+"""Most relative error of recent predictions that one may plan with, whatever it comes from. What is more must be noise:
+it is at most..."""
+MOST_ERROR = 0.45
 NOISY = 2.5
-"""...and that are at most so many times their running median..."""
+"""...and so many times the running median of what predictions are off by beyond their `_shift`..."""
 MOST_NOISE = 0.4
-"""...which itself is at most this: times without any rule cancel too..."""
-SHIFTED = 1.25
-"""...while what is left when the last few of any size cancel is at most so many times the median: a device that became
-faster or slower is not waited for until errors of a size stop to cancel."""
+"""...which itself is at most this: times without any rule have a median too..."""
+SHIFTED = 1.75
+"""...while the last few of any size cancel down to BELIEVED_ERROR or so many times the median, else the device became
+faster or slower..."""
+MOST_LEAN = 0.12
+"""...and those of each size cancel down to this, else the coefficients are wrong, or the rule is."""
+LEAN_MEMORY = 64
+"""Waves over which errors of waves of like size must cancel."""
 LEAST_NOISE = 0.02
 NOISE_STEP = 1.08
 """The running median goes up or down by this factor with each report: a change of the device that is learnt within a
 dozen waves does not pass for noise, an outlier counts like any other, and 20 % are known for noise after 30 waves."""
-LEAN_MEMORY = 64
-"""Waves over which errors of waves of like size must cancel."""
 SEEDED_ERROR = 0.1
 """Error of coefficients that nobody has judged yet."""
 SEED_WAVES = tuple(
@@ -99,7 +102,7 @@ class StageModel:
     samples: int = 0
     seeded: bool = False
     noise: float = LEAST_NOISE
-    """Running median of relative errors."""
+    """Running median of relative errors, what all of the last few share apart."""
     _sums: list[float] = field(default_factory=lambda: [0.0] * 14)
     """The normal equations: H by rows from its diagonal on (10), then the right side (4)."""
     _unfitted: int = 0
@@ -126,12 +129,12 @@ class StageModel:
 
     @property
     def believed(self) -> bool:
-        right = self.error <= BELIEVED_ERROR or (self._steady and self.lean <= BELIEVED_ERROR)
+        right = self.error <= BELIEVED_ERROR or (self._steady and self.lean <= MOST_LEAN)
         return right and (self.seeded or self.samples >= FIRST_FIT)
 
     @property
     def lean(self) -> float:
-        """Mean relative error that does not cancel among waves of like size: wrong coefficients, or a wrong rule."""
+        """Mean relative error that does not cancel among waves of like size, what all of the last few share apart."""
         return sum([abs(value) for value in self._leans.values()]) / max(1.0, self._lean_weight)
 
     @property
@@ -140,7 +143,7 @@ class StageModel:
         if self.error <= BELIEVED_ERROR:
             return True
         noise = self.noise if self.noise <= MOST_NOISE else 0.0
-        return self.error <= NOISY * noise and abs(self._shift) <= max(BELIEVED_ERROR, SHIFTED * noise)
+        return self.error <= min(MOST_ERROR, NOISY * noise) and abs(self._shift) <= max(BELIEVED_ERROR, SHIFTED * noise)
 
     def observe(self, demand: Demand, took_us: float) -> None:
         """One wave, `took_us` > 0 of computing."""
@@ -175,12 +178,14 @@ class StageModel:
             self._sums = [AFTER_DRIFT * value for value in self._sums]
 
     def _note_noise(self, demand: Demand, wrong: float, signed: float) -> None:
-        """Waves of like size share one sum, so that what one of them took too long another may make up for."""
-        self.noise = max(LEAST_NOISE, self.noise * NOISE_STEP if wrong > self.noise else self.noise / NOISE_STEP)
+        """Waves of like size share one sum, so that what one of them took too long another may make up for. What waves
+        of all sizes share is a change of the device, and no noise."""
+        apart = signed - self._shift
+        self.noise = max(LEAST_NOISE, self.noise * NOISE_STEP if abs(apart) > self.noise else self.noise / NOISE_STEP)
         keep = 1.0 - 1.0 / LEAN_MEMORY
         self._leans = {size: keep * value for size, value in self._leans.items()}
         size = (int(demand.tokens).bit_length(), demand.prefix > demand.tokens)
-        self._leans[size] = self._leans.get(size, 0.0) + signed
+        self._leans[size] = self._leans.get(size, 0.0) + apart
         self._lean_weight = keep * self._lean_weight + 1.0
 
     def _add(self, demand: Demand, scale: float, took_us: float, weight: float) -> None:
