@@ -50,7 +50,8 @@ class AsyncClient:
 
     `async with wavepp.AsyncClient() as client: result = await client.prefill([1, 2, 3])`
 
-    It connects when it is first used. Every method raises subclasses of `wavepp.WaveppError`.
+    It connects when it is first used, and belongs to the event loop and process of that moment: anywhere else its
+    methods raise InvalidRequest. Every method raises subclasses of `wavepp.WaveppError`.
     """
 
     def __init__(
@@ -176,6 +177,7 @@ class AsyncClient:
             raise RuntimeError("the client is closed")
         if self._wire is None:
             self._wire = Wire(self._address, self._security, self._proxy)
+        self._wire.check_here()
         return self._wire
 
 

@@ -107,7 +107,7 @@ class _Stream:
         for task in tasks:
             task.cancel()
         self._call.cancel()
-        await asyncio.wait(tasks)
+        await asyncio.wait(tasks, timeout=limits.CLOSE_S)
 
     def _cancel(self, number: int) -> None:
         if self._unsent.pop(number, None) is None and not self.ended:

@@ -89,6 +89,7 @@ class PrefillStream:
         if self._finished is not None:
             await self._let_it_end()
             raise StopAsyncIteration
+        self._shared.wire.check_here()
         try:
             event = await self._within_deadline()
         except BaseException as error:  # also CancelledError: who stops waiting cancels the request

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from contextlib import suppress
 from typing import Self, TypeVar, Unpack
 
 from wavepp._client import AsyncClient, ClientOptions
-from wavepp._loop_thread import LoopThread
+from wavepp._loop_thread import STOP_S, LoopThread
 from wavepp._status import ClusterStatus
 from wavepp._stream import PrefillStream
 from wavepp._types import Description, PrefillOutcome, PrefillResult, Prompt, RequestOptions, SharedOptions
 from wavepp._wire import Event
+from wavepp_proto.errors import DeadlineExpired
 
 T = TypeVar("T")
 
@@ -25,7 +27,8 @@ class Client:
 
     `with wavepp.Client() as client: result = client.prefill([1, 2, 3])`
 
-    Ctrl-C during a call cancels its request. Not usable from its own callbacks or across a fork.
+    Ctrl-C during a call cancels its request. Not usable from its own callbacks; a child that was
+    forked gets InvalidRequest.
     """
 
     def __init__(self, address: str | None = None, **options: Unpack[ClientOptions]) -> None:
@@ -47,9 +50,14 @@ class Client:
 
     def close(self) -> None:
         """End what is under way, in any thread, with Cancelled. May be called again."""
-        if self._stop.alive:
-            self._thread.run(self._client.close())
-            self._stop()
+        if self._thread.forked:
+            self._stop.detach()  # the parent's connections are the parent's to close
+        elif self._stop.alive:
+            try:
+                with suppress(DeadlineExpired):
+                    self._thread.run(self._client.close(), within_s=STOP_S)
+            finally:
+                self._stop()
 
     def prefill(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> PrefillResult:
         """Prefill one prompt and return its first token."""

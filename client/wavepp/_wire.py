@@ -7,6 +7,7 @@ errors. Does not own retries, deadlines of requests or tracing. Called by the cl
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
@@ -17,8 +18,8 @@ from wavepp._runs import CLOSED, Runs, UnknownMethodError
 from wavepp._status import ClusterStatus, cluster_status_from_pb
 from wavepp._types import Description
 from wavepp_proto import convert, limits
-from wavepp_proto.errors import Cancelled, InternalError, from_info
-from wavepp_proto.runtime.channels import ClientSecurity, open_channel
+from wavepp_proto.errors import Cancelled, InternalError, InvalidRequest, from_info
+from wavepp_proto.runtime.channels import ClientSecurity, check_not_forked, open_channel
 from wavepp_proto.terms import Admitted, Failed, Finished, PipelineId, PrefillRequest, Progress, Queued
 from wavepp_proto.v1 import admin_pb2, admin_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 
@@ -32,10 +33,18 @@ class Wire:
     """Calls to one controller, multiplexed on one channel. Belongs to the event loop it was made on."""
 
     def __init__(self, address: str, security: ClientSecurity, proxy: str | None = None) -> None:
+        self._loop, self._process = asyncio.get_running_loop(), os.getpid()
         self._channel = open_channel(address, security, proxy)
         self._prefill: prefill_pb2_grpc.PrefillAsyncStub = prefill_pb2_grpc.PrefillStub(self._channel)
         self._runs = Runs(self._channel)
         self._admin: admin_pb2_grpc.AdminAsyncStub = admin_pb2_grpc.AdminStub(self._channel)
+
+    def check_here(self) -> None:
+        """Raise InvalidRequest in another process, or on another event loop, than the channel was made in."""
+        check_not_forked(self._process)
+        if asyncio.get_running_loop() is not self._loop:
+            message = "the client is used on another event loop than before: make one client for each loop"
+            raise InvalidRequest(message, field="loop", value=str(asyncio.get_running_loop()), limit=str(self._loop))
 
     def submit(self, request: PrefillRequest) -> Submission:
         """Begin to send `request`. Returns at once; the frames go out while its events are read."""
@@ -82,9 +91,21 @@ class Wire:
             return cluster_status_from_pb(await self._admin.Status(message, timeout=CALL_S))
 
     async def close(self) -> None:
-        """Calls under way end with Cancelled."""
+        """Calls under way end with Cancelled, within `limits.CLOSE_S`. From elsewhere than where the channel was made
+        it is left to its own loop, or to the end of the process if that loop has ended."""
+        if os.getpid() != self._process:
+            return
+        if asyncio.get_running_loop() is self._loop:
+            await self._close()
+        elif self._loop.is_running():
+            closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
+            await asyncio.wait((asyncio.wrap_future(closing),), timeout=limits.CLOSE_S)
+
+    async def _close(self) -> None:
         await self._runs.close()
-        await self._channel.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limits.CLOSE_S):
+                await self._channel.close()
 
 
 class Submission:

@@ -41,7 +41,7 @@ def test_a_cluster_serves_the_other_commands_and_ctrl_c_leaves_nothing(tmp_path:
         assert status.returncode == 0, status.stderr
         (found,) = json_lines(status)
         assert (found["ready"], found["pid"]) == (True, facts["pids"]["controller"])
-        assert [daemon["pool_blocks"] for daemon in found["pipelines"][0]["daemons"]] == ["128", "64"]
+        assert [daemon["pool_blocks"] for daemon in found["pipelines"][0]["daemons"]] == [128, 64]
 
         prompts = [[1, 2, 3], random_prompt(1, 100), random_prompt(2, 33)]
         lines = "".join(json.dumps({"token_ids": prompt}) + "\n" for prompt in prompts)
@@ -108,8 +108,8 @@ def test_stages_are_sized_as_asked_when_a_hybrid_model_is_served(tmp_path: Path)
         up.serving()
         (found,) = json_lines(wavepp(tmp_path, "status", "--json"))
         daemons = found["pipelines"][0]["daemons"]
-        assert [daemon["host_pool_blocks"] for daemon in daemons] == ["32", "48"]
-        assert [daemon["state_slots"] for daemon in daemons] == ["20", "20"]
+        assert [daemon["host_pool_blocks"] for daemon in daemons] == [32, 48]
+        assert [daemon["state_slots"] for daemon in daemons] == [20, 20]
         assert [daemon["groups"] for daemon in daemons] == [["attention", "recurrent"]] * 2
         table = wavepp(tmp_path, "status")
         assert table.returncode == 0, table.stderr
@@ -166,7 +166,7 @@ def test_every_rank_has_its_process_and_its_track_and_is_started_again_when_it_d
         assert set(facts["pids"]) == {"etcd", "controller", *names}
         (found,) = json_lines(wavepp(tmp_path, "status", "--json"))
         sizes = [daemon["pool_blocks"] for daemon in found["pipelines"][0]["daemons"]]
-        assert sizes == ["128", "96", "64", "128"]
+        assert sizes == [128, 96, 64, 128]
         os.kill(facts["pids"]["stage-1.1"], signal.SIGKILL)
         eventually_sync(lambda: "stage 1.1 ended with status -9; starting it again" in up.said)
         answered = wavepp(tmp_path, "prefill", "--tokens", "1,2,3", "--json")

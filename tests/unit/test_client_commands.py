@@ -357,3 +357,31 @@ def test_prefill_says_at_once_that_there_is_no_controller(monkeypatch: pytest.Mo
     assert (refused.exit_code, refused.stdout) == (1, "")
     assert refused.stderr.startswith("error: CONTROLLER_UNAVAILABLE: ")
     assert "wavepp up" in refused.stderr
+
+
+def test_equal_errors_are_one_line_with_their_count(capsys: pytest.CaptureFixture[str]) -> None:
+    """A file of 342 prompts for a pipeline that is not there printed the same line 342 times."""
+    from wavepp import PrefillOutcome
+    from wavepp.commands.prefill import _as_dict, _print
+    from wavepp.errors import InvalidRequest
+
+    down, other = InvalidRequest("no such thing", field="a", value="12"), InvalidRequest("else", field="pipeline")
+    outcomes = [PrefillOutcome(index, None, other if index == 3 else down) for index in range(342)]
+    _print(outcomes, as_json=False)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("prompts 0, 1, 2, 4, 5 and 336 more: ")
+    assert lines[1].startswith("prompt 3: ")
+    assert _as_dict(outcomes[0])["error"]["fields"] == {"field": "a", "value": 12}
+
+
+def test_integers_of_every_width_are_numbers_in_the_json_of_status() -> None:
+    from wavepp.commands.status import as_dict
+    from wavepp_proto.v1 import admin_pb2
+
+    reply = admin_pb2.StatusResponse(cluster="7", epoch=2**40, pid=5)
+    reply.pipelines.add(pipeline="8", formation=9).daemons.add(pool_blocks=128)
+    data = as_dict(reply)
+    assert (data["cluster"], data["epoch"], data["pid"]) == ("7", 2**40, 5)
+    assert (data["pipelines"][0]["pipeline"], data["pipelines"][0]["formation"]) == ("8", 9)
+    assert data["pipelines"][0]["daemons"][0]["pool_blocks"] == 128

@@ -142,6 +142,7 @@ async def test_client_gives_up_after_its_grace_when_the_controller_is_silent(
     controller: FakeController, client: AsyncClient, step: Step
 ) -> None:
     controller.script(Answer(gates={step: Gate()}, heeds_deadline=False))
+    await client.describe()  # connected: what is measured is the controller's silence, not the way to it
     with pytest.raises(errors.DeadlineExpired, match="no outcome by the deadline") as caught:
         await client.prefill([1], deadline=0.05, request_id="mine")
     assert caught.value.fields == {"field": "deadline_ms", "value": "50", "request_id": "mine"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +20,11 @@ from wavepp_proto.runtime import options as opt
 
 if TYPE_CHECKING:
     from wavepp import PrefillOutcome, PrefillResult
+
+FIRST_PROMPTS = 5
+"""Of those that one error happened to, as many are named."""
+TEXT_FIELDS = frozenset({"request_id", "pipeline", "cluster", "cache_salt", "adapter", "model", "address"})
+"""Of errors: digits there are names. What crossed the wire is text, whatever it was before."""
 
 
 def prefill(
@@ -210,8 +216,23 @@ def _print(outcomes: list[PrefillOutcome], as_json: bool) -> None:
     if table.row_count:
         Console().print(table)
     for outcome in outcomes:
+        if outcome.result is not None and outcome.result.top_logprobs:
+            told = ", ".join(f"{one.token_id} {one.logprob:.4f}" for one in outcome.result.top_logprobs)
+            typer.echo(f"prompt {outcome.index}: log probabilities {told}")
+    for text, indexes in _by_error(outcomes).items():
+        several = f"prompts {', '.join(map(str, indexes[:FIRST_PROMPTS]))}"
+        if len(indexes) > FIRST_PROMPTS:
+            several += f" and {len(indexes) - FIRST_PROMPTS} more"
+        typer.echo(f"{several if len(indexes) > 1 else f'prompt {indexes[0]}'}: {text}", err=True)
+
+
+def _by_error(outcomes: list[PrefillOutcome]) -> dict[str, list[int]]:
+    """What failed in words, and the prompts that it happened to, in order."""
+    found: dict[str, list[int]] = {}
+    for outcome in outcomes:
         if outcome.error is not None:
-            typer.echo(f"prompt {outcome.index}: {explain(outcome.error)}", err=True)
+            found.setdefault(explain(outcome.error), []).append(outcome.index)
+    return found
 
 
 def _limits(result: PrefillResult) -> str:
@@ -231,11 +252,18 @@ def _token(result: PrefillResult) -> str:
     return f"{result.first_token}{text}"
 
 
+def _number(name: str, value: object) -> object:
+    if name in TEXT_FIELDS or not isinstance(value, str) or not re.fullmatch(r"-?(0|[1-9]\d{0,18})", value):
+        return value
+    return int(value)
+
+
 def _as_dict(outcome: PrefillOutcome) -> dict[str, Any]:
     if outcome.result is None:
         error = outcome.error
         assert error is not None
-        detail = {"reason": error.reason, "message": error.message, "fields": error.fields}
+        told = {name: _number(name, value) for name, value in error.fields.items()}
+        detail = {"reason": error.reason, "message": error.message, "fields": told}
         return {"index": outcome.index, "error": detail}
     from dataclasses import asdict
 

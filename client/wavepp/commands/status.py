@@ -11,6 +11,8 @@ from wavepp.commands._shared import Controller, Proxy, address_of, run, security
 from wavepp_proto.runtime import options as opt
 
 if TYPE_CHECKING:
+    from google.protobuf.descriptor import Descriptor
+
     from wavepp_proto.v1 import admin_pb2
 
 
@@ -94,6 +96,25 @@ def _show(reply: admin_pb2.StatusResponse, as_json: bool) -> None:
 
 
 def as_dict(reply: admin_pb2.StatusResponse) -> dict[str, Any]:
+    """For JSON; integers of every width are numbers, which protobuf's own mapping leaves for those of 64 bits."""
     from google.protobuf.json_format import MessageToDict
 
-    return MessageToDict(reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    data = MessageToDict(reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    _numbers(reply.DESCRIPTOR, data)
+    return data
+
+
+def _numbers(descriptor: Descriptor, data: dict[str, Any]) -> None:
+    """Make numbers of the 64-bit integers of one message, in place."""
+    for field in descriptor.fields:
+        if field.name not in data:
+            continue
+        value = data[field.name]
+        nested = field.message_type
+        if nested is not None and nested.GetOptions().map_entry:
+            nested = None  # maps here are text to text
+        elif nested is not None:
+            for one in value if isinstance(value, list) else [value]:
+                _numbers(nested, one)
+        elif field.cpp_type in (field.CPPTYPE_INT64, field.CPPTYPE_UINT64):
+            data[field.name] = [int(one) for one in value] if isinstance(value, list) else int(value)

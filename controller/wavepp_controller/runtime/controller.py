@@ -26,6 +26,7 @@ from wavepp_controller.runtime.refusals import Refusals
 from wavepp_controller.runtime.request_spans import RequestSpans
 from wavepp_controller.runtime.settings import ControllerSettings
 from wavepp_controller.runtime.shell import ControllerShell
+from wavepp_proto import limits
 from wavepp_proto.runtime.channels import advertise_address, bind_server, check_server, new_server, pipeline_service
 from wavepp_proto.runtime.closers import Closers
 from wavepp_proto.runtime.election import Authority, Leadership
@@ -149,7 +150,10 @@ class Controller:
     async def _cancel_tasks(self) -> None:
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:
+            _, stuck = await asyncio.wait(self._tasks, timeout=limits.CLOSE_S)
+            if stuck:
+                log.error("loops did not end", tasks=sorted(task.get_name() for task in stuck))
 
     # --- loops --------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ by that CA. A client with `ca` speaks TLS; with `cert` and `key` it shows its ow
 from __future__ import annotations
 
 import errno
+import os
 import re
 import socket
 from collections.abc import Sequence
@@ -155,11 +156,29 @@ def check_proxy(text: str) -> str:
     return text
 
 
+_grpc_in: int | None = None
+"""Process that opened a channel first: gRPC's threads and locks do not survive a fork (grpc#13464)."""
+
+
+def check_not_forked(since: int | None = None) -> None:
+    """Raise InvalidRequest in a child of a process that used gRPC, or than `since` (a process id)."""
+    used_in, here = (_grpc_in if since is None else since), os.getpid()
+    if used_in not in (None, here):
+        message = (
+            f"process {here} was forked from process {used_in}, which used gRPC: start it by multiprocessing's spawn or"
+            " forkserver, or fork before the first client is used"
+        )
+        raise InvalidRequest(message, field="process", value=here, limit=used_in)
+
+
 def open_channel(address: str, security: ClientSecurity = PLAIN_CLIENT, proxy: str | None = None) -> grpc.aio.Channel:
     """A channel to `address` (host:port), through `proxy` if there is one; it connects lazily.
 
-    Raises InvalidRequest on bad address, proxy or TLS files.
+    Raises InvalidRequest on bad address, proxy or TLS files, and in a process that was forked from one that used gRPC.
     """
+    global _grpc_in
+    check_not_forked()
+    _grpc_in = os.getpid()
     target = str(parse_address(address))
     options: list[tuple[str, str | int]] = list(limits.CHANNEL_OPTIONS)
     if proxy is not None:

@@ -86,7 +86,8 @@ class EtcdStore:
         self._closed = True
         for watch in tuple(self._watches):
             watch.cancel()
-        await asyncio.get_running_loop().run_in_executor(self._worker, self._connection.close)
+        closing = asyncio.get_running_loop().run_in_executor(self._worker, self._connection.close)
+        await asyncio.wait((closing,), timeout=self._patience_s)  # behind calls that etcd does not answer
         self._worker.shutdown(wait=False)
 
     async def _call(self, operation: Callable[[Any], T]) -> T:

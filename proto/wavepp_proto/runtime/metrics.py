@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, ma
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from wavepp_proto import limits
 from wavepp_proto.errors import InvalidRequest
 from wavepp_proto.runtime.channels import Address, parse_address
 from wavepp_proto.runtime.logs import get_log
@@ -225,7 +226,7 @@ class MetricsServer:
         """Stop serving and free the port. Blocking, up to half a second."""
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join()
+        self._thread.join(limits.CLOSE_S)
 
 
 def serve_metrics(

@@ -109,7 +109,7 @@ class StageDaemon:
         finally:
             for task in (starting, stopped):
                 task.cancel()
-            await asyncio.gather(starting, stopped, return_exceptions=True)
+            await asyncio.wait((starting, stopped), timeout=limits.CLOSE_S)
             await self.close()
 
     async def start(self) -> None:
