@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from os import PathLike
 from typing import Final, Self, TypedDict, TypeVar, Unpack
 
-from wavepp import _request
+from wavepp import _request, errors
 from wavepp._discovery import choose
 from wavepp._many import in_completion_order
 from wavepp._prompt import pack
@@ -23,7 +23,6 @@ from wavepp._tokenizer import Tokenizers
 from wavepp._types import Description, PrefillOutcome, PrefillResult, Prompt, RequestOptions, SharedOptions, Tokenizer
 from wavepp._wire import Wire
 from wavepp_proto import convert, limits
-from wavepp_proto.errors import EmptyPrompt, InvalidRequest
 from wavepp_proto.runtime.channels import PLAIN_CLIENT, ClientSecurity, check_proxy, parse_address
 from wavepp_proto.runtime.tracing import Tracer, TraceSettings
 
@@ -127,7 +126,7 @@ class AsyncClient:
         _request.check_names("prefill", options, RequestOptions)
         text = prompt if isinstance(prompt, str) else None
         if text == "":
-            raise EmptyPrompt("the prompt has no text", field="prompt", value=0, limit=1)
+            raise errors.EmptyPrompt("the prompt has no text", field="prompt", value=0, limit=1)
         if text is not None:
             _request.check_text("prompt", text)
         token_ids = _request.NO_TOKENS_YET if isinstance(prompt, str) else pack(prompt)
@@ -146,7 +145,7 @@ class AsyncClient:
         _request.check_names("prefill_many", options, SharedOptions)
         if concurrency < 1:
             message = f"concurrency must be at least 1, got {concurrency}"
-            raise InvalidRequest(message, field="concurrency", value=concurrency, limit=1)
+            raise errors.InvalidRequest(message, field="concurrency", value=concurrency, limit=1)
         return in_completion_order(lambda prompt: self.prefill(prompt, **options), prompts, concurrency)
 
     async def cancel(self, request_id: str) -> bool:

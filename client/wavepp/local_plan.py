@@ -13,6 +13,7 @@ from typing import Final
 
 from wavepp_proto import limits
 from wavepp_proto.errors import InvalidRequest
+from wavepp_proto.runtime.channels import parse_address
 from wavepp_proto.runtime.logs import check_level
 from wavepp_proto.runtime.options import link_kind
 from wavepp_proto.runtime.record import check_name
@@ -115,6 +116,8 @@ class LocalPlan:
         if self.headroom_blocks is not None:
             _check_headroom(self.headroom_blocks, min(self.pool_blocks))
         _one_of("policy", self.policy, POLICIES)
+        _one_of("dtype", self.dtype, limits.DTYPES)
+        parse_address(self.listen, field="listen")
         _one_of("mode", self.mode, MODES)
         if self.min_wave_tokens is not None:
             _between("min_wave_tokens", self.min_wave_tokens, limits.MAX_WAVE_TOKENS)
@@ -185,6 +188,8 @@ def _check_model(engine: str, model: str) -> None:
     if engine in ("torch", "trtllm") and not Path(model).is_dir():
         hint = f"; without a model: {PRESET_FORM}" if model.startswith("emulated") else ""
         raise InvalidRequest(f"no model folder {model!r}{hint}", field="model", value=model)
+    if engine in ("torch", "trtllm") and not (Path(model) / "config.json").is_file():
+        raise InvalidRequest(f"{model} is no model folder: it has no config.json", field="model", value=model)
     _, colon, settings = model.partition(":")
     if engine == "emulated" and colon and not all(_is_setting(part) for part in settings.split(",")):
         raise InvalidRequest(f"{model!r} is no emulated model: {PRESET_FORM}", field="model", value=model)

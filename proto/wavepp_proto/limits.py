@@ -60,6 +60,8 @@ MAX_REFUSAL_FIELDS: Final = 32
 MAX_POOL_BLOCKS: Final = 1 << 30
 """Blocks of one stage's pool: block numbers stay within 32 bits."""
 MAX_TOMBSTONES: Final = 4096
+DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
+"""What a stage may be told to compute in; `auto` is the model's own."""
 CLOSE_S: Final = 5.0
 """Longest wait, when something closes, for a part of it that does not end (seconds); it is left behind then."""
 MOST_SHORT_SHARE: Final = 0.9

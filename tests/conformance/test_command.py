@@ -304,3 +304,27 @@ def test_json_errors_of_prompts_are_data(tmp_path: Path) -> None:
     )
     assert finished.returncode == 1
     assert json.loads(finished.stdout)["error"]["reason"] == "CONTROLLER_UNAVAILABLE"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--listen", "7711"), "listen must be host:port, got '7711' (field=listen, value=7711)"),
+        (("--dtype", "int8"), "unknown dtype 'int8' (field=dtype, limit=auto, float32, bfloat16, float16, value=int8)"),
+    ],
+)
+def test_mistyped_option_is_refused_before_anything_starts(
+    no_connections: None, arguments: tuple[str, ...], said: str
+) -> None:
+    """They were found by a process that had been started, after 11 seconds."""
+    finished = CliRunner().invoke(build_app(), [*UP, *arguments])
+    assert (finished.exit_code, type(finished.exception)) == (1, SystemExit)
+    assert said in finished.stderr
+
+
+def test_folder_without_a_configuration_is_no_model_before_anything_starts(
+    no_connections: None, tmp_path: Path
+) -> None:
+    finished = CliRunner().invoke(build_app(), ["up", "--model", str(tmp_path)])
+    assert finished.exit_code == 1
+    assert "it has no config.json" in finished.stderr

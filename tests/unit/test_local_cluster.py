@@ -89,6 +89,7 @@ def test_last_words_of_a_long_log_are_short(tmp_path: Path) -> None:
 def test_daemons_get_a_gpu_each_of_those_that_the_operator_allows(
     tmp_path: Path, allowed: str | None, gpus: list[str]
 ) -> None:
+    (tmp_path / "config.json").write_text("{}")
     plan = LocalPlan(str(tmp_path), "trtllm", stages=2)
     assert plan.gpus(allowed) == dict(zip(plan.places, gpus, strict=True))
     assert LocalPlan(str(tmp_path), "trtllm", stages=2, device="cpu").gpus(allowed) == {}
@@ -96,6 +97,7 @@ def test_daemons_get_a_gpu_each_of_those_that_the_operator_allows(
 
 
 def test_too_few_gpus_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
     with pytest.raises(InvalidRequest) as caught:
         LocalPlan(str(tmp_path), "trtllm", stages=2, ranks=2).gpus("6,7,")
     assert caught.value.fields == {"field": "CUDA_VISIBLE_DEVICES", "value": "6,7,", "limit": "4"}
@@ -103,6 +105,7 @@ def test_too_few_gpus_are_refused_before_anything_starts(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("engine", "device"), [("trtllm", "cpu"), ("torch", None), ("emulated", None)])
 def test_link_between_gpus_is_refused_without_any(tmp_path: Path, engine: str, device: str | None) -> None:
+    (tmp_path / "config.json").write_text("{}")
     model = "emulated" if engine == "emulated" else str(tmp_path)
     with pytest.raises(InvalidRequest) as caught:
         LocalPlan(model, engine, device=device, link="nccl")

@@ -36,14 +36,23 @@ Proxy = Annotated[
 ]
 
 
+class _Way:
+    """Where this command's calls go, for `explain`: one process runs one command."""
+
+    address: str | None = None
+    security: ClientSecurity | None = None
+
+
 def address_of(controller: str | None) -> str:
     """The controller named, else the one found here, which is said on stderr. Raises InvalidRequest if there are
     several."""
     from wavepp._discovery import choose
 
     if controller:
+        _Way.address = controller
         return controller
     found = choose()
+    _Way.address = found.address
     console().print(f"controller {found.address} ({found.why})", highlight=False, markup=False, soft_wrap=True)
     return found.address
 
@@ -54,6 +63,7 @@ def security(ca: Path | None, cert: Path | None, key: Path | None, server_name: 
     from wavepp_proto.runtime.channels import ClientSecurity
 
     asked = check_tls(ClientSecurity(ca, cert, key, server_name), _option)
+    _Way.security = asked
     asked.credentials()  # reads the files: a missing one is told now, not by a connection that fails
     return asked
 
@@ -71,12 +81,16 @@ def console() -> Console:
 
 def explain(error: WaveppError) -> str:
     """One line for a person, with what to do where the error alone does not say."""
+    from wavepp._security import why_unreachable
     from wavepp._tokenizer import GIVE_PATH, SEND_IDS
     from wavepp_proto.errors import ControllerUnavailable, DeadlineExpired, TokenizerUnavailable, describe
 
     said = describe(error)
     if isinstance(error, ControllerUnavailable):
-        said += "; start a cluster with `wavepp up`, or name its controller with --controller"
+        look = why_unreachable(_Way.address, _Way.security, _option) if _Way.address and _Way.security else None
+        if look is None or look.startswith("nothing"):
+            said += "; start a cluster with `wavepp up`, or name its controller with --controller"
+        said = f"{said.partition(chr(10))[0]}; {look}" if look else said
     if isinstance(error, TokenizerUnavailable):
         said = said.replace(GIVE_PATH, "give --tokenizer PATH").replace(SEND_IDS, "give --tokens 1,2,3")
     state = error.fields.get("state", "")

@@ -283,7 +283,10 @@ async def _watch(local: LocalCluster, stop: asyncio.Event, talk: Console) -> Non
                 await local.start_stage(stage, addresses.get((stage, rank), "127.0.0.1:0"), rank=rank)
         controller = local.children["controller"]
         if not controller.alive:
-            raise PipelineUnavailable(f"the controller ended: {controller.tail()}", process="controller")
+            status = controller.process.returncode
+            raise PipelineUnavailable(
+                f"the controller ended with status {status}; its log is in {local.log_dir}", process="controller"
+            )
         try:
             async with asyncio.timeout(WATCH_S):
                 await stop.wait()

@@ -10,7 +10,7 @@ from typing import Final
 import grpc.aio
 
 from wavepp_proto import convert, limits
-from wavepp_proto.errors import FormationEnded, JoinRefused
+from wavepp_proto.errors import FormationEnded, JoinRefused, StageLost, WaveppError
 from wavepp_proto.runtime.logs import get_log
 from wavepp_proto.terms import ErrorInfo, Fence, Inventory, JoinPlan, JoinReply
 from wavepp_proto.v1 import admission_pb2_grpc, control_pb2_grpc
@@ -37,7 +37,7 @@ class DaemonCalls:
         try:
             answer = await self._control.Join(convert.join_plan_to_pb(self._plan), timeout=deadline_s)
         except grpc.aio.AioRpcError as error:
-            raise convert.error_from_rpc(error) from error
+            raise self._failed(error) from error
         reply = convert.join_reply_from_pb(answer)
         if reply.fence != self._plan.fence:
             raise JoinRefused("the reply belongs to another join", field="fence", value=str(reply.fence))
@@ -50,8 +50,16 @@ class DaemonCalls:
         try:
             answer = await self._admission.Inventory(request, timeout=limits.CALL_DEADLINE_MS / 1000)
         except grpc.aio.AioRpcError as error:
-            raise convert.error_from_rpc(error) from error
+            raise self._failed(error) from error
         return convert.inventory_from_pb(answer)
+
+    def _failed(self, error: grpc.aio.AioRpcError) -> WaveppError:
+        """What the daemon said, or that its place cannot be reached: the cause may be its certificate."""
+        told, key = convert.error_from_rpc(error, StageLost), self._plan.key
+        if not isinstance(told, StageLost) or told.fields:
+            return told
+        message = f"{key.place} cannot be reached: {told.message}"
+        return StageLost(message, stage=key.stage, rank=key.rank, pipeline=key.pipeline)
 
     async def end_formation(self, fence: Fence, cause: ErrorInfo) -> None:
         """Tell the daemon that its formation ended: best effort, bounded."""

@@ -70,6 +70,10 @@ class StageSettings:
             raise InvalidRequest(
                 f"unknown engine {self.engine!r}", field="engine", value=self.engine, limit=str(ENGINES)
             )
+        if self.dtype is not None and self.dtype not in limits.DTYPES:
+            raise InvalidRequest(
+                f"unknown dtype {self.dtype!r}", field="dtype", value=self.dtype, limit=", ".join(limits.DTYPES)
+            )
         if self.engine == "torch" and self.ranks > 1:
             raise InvalidRequest("engine torch has no ranks", field="ranks", value=self.ranks, limit=1)
         for name in ("cluster", "pipeline"):
