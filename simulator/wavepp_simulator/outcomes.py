@@ -41,7 +41,8 @@ def check(world: World) -> None:
         if not isinstance(outcome, Failed):
             continue
         reason, name = outcome.error.reason, str(outcome.request_id)
-        voided = reason == "ROW_VOIDED" and (name in world.broken_rows or world.copies_failed)
+        broken = name in world.broken_rows
+        voided = (reason == "ROW_VOIDED" and (broken or world.copies_failed)) or (reason == "NON_FINITE" and broken)
         unlike = reason == "JOIN_REFUSED" and world.unlike
         if not (reason in ALWAYS or voided or unlike or (reason in AFTER_FAULTS and world.harmed)):
             raise Violation("outcome", f"{name} failed {reason}: {outcome.error.message}")

@@ -39,8 +39,9 @@ def assert_exact(model: Path, tokens: list[int], result: PrefillResult) -> None:
     assert result.first_token == int(expected.argmax())
 
 
-async def failed(cluster: Cluster, tokens: list[int], sampling: Sampling = FULL) -> errors.RowVoided:
-    with pytest.raises(errors.RowVoided) as caught:
+async def failed(cluster: Cluster, tokens: list[int], sampling: Sampling = FULL) -> errors.NonFinite:
+    """Its reason and that a caller may not try again are part of the type: the same prompt would compute NaN again."""
+    with pytest.raises(errors.NonFinite) as caught:
         await cluster.client.prefill(tokens, sampling=sampling)
     return caught.value
 
@@ -61,7 +62,7 @@ async def test_prompts_that_share_its_prefix_are_exact_when_a_prompts_embedding_
         error, other = await asyncio.gather(
             failed(cluster, [*prefix, BAD, *innocent], drawn), cluster.client.prefill(beside, sampling=FULL)
         )
-        assert (error.fields["stage"], error.fields["cause"]) == ("0", "NON_FINITE")
+        assert (error.reason, error.retryable, error.fields["stage"]) == ("NON_FINITE", False, "0")
         assert "embeddings or received activations of stage 0 are not finite" in error.message
         assert_exact(model, beside, other)
         result = await cluster.client.prefill([*prefix, *innocent], sampling=FULL)
@@ -78,9 +79,7 @@ async def test_layer_is_named_when_the_emulated_engine_plants_a_bad_row() -> Non
     async with Cluster(stages=2, model=preset) as cluster:
         tokens = prompt(50, 1, 1000)
         error = await failed(cluster, [*tokens, BAD], Sampling())
-        assert {name: error.fields[name] for name in ("stage", "layer", "cause")} == {
-            "stage": "1", "layer": "5", "cause": "NON_FINITE",
-        }  # fmt: skip
+        assert error.fields == {"stage": "1", "rank": "0", "wave": "1", "layer": "5"}
         result = await cluster.client.prefill([*tokens, BAD + 1])
         assert result.first_token == expected_first_token([*tokens, BAD + 1], 1000)
         assert result.cached_tokens == 0
@@ -97,6 +96,6 @@ async def test_outcomes_are_json_when_a_prompt_of_the_file_computed_nan() -> Non
         ]
         lines = sorted((_as_dict(outcome) for outcome in outcomes), key=lambda line: line["index"])
         printed = [json.loads(json.dumps(line, allow_nan=False)) for line in lines]
-        assert printed[0]["error"]["reason"] == "ROW_VOIDED"
+        assert printed[0]["error"]["reason"] == "NON_FINITE"
         assert printed[1]["first_token"] == expected_first_token(tokens, 1000)
         assert len(printed[1]["top_logprobs"]) == 3

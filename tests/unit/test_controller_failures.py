@@ -31,6 +31,7 @@ from wavepp_controller.core.events import (
     VotesArrived,
     WatchAgain,
 )
+from wavepp_proto.errors import NonFinite, from_info
 from wavepp_proto.terms import (
     Admitted,
     AnnounceAck,
@@ -235,6 +236,20 @@ def test_request_fails_naming_stage_and_cause_when_its_row_is_voided(stage: int)
     assert outcome.error.reason == "ROW_VOIDED"
     assert dict(outcome.error.fields) == {"stage": str(stage), "rank": "0", "wave": "1", "cause": "BAD_CANARY"}
     assert isinstance(pipeline.outcome("b"), Finished)
+    assert pipeline.nothing_held()
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_request_may_not_be_tried_again_when_its_row_computed_nan(stage: int) -> None:
+    """The same prompt would compute it again: a caller that tries again what is retryable would never end."""
+    pipeline = FakePipeline(stages=2)
+    pipeline.daemon(stage).faults["a"] = "NON_FINITE"
+    pipeline.submit("a", 100)
+    outcome = pipeline.outcome("a")
+    assert isinstance(outcome, Failed)
+    error = from_info(outcome.error)
+    assert (type(error), error.reason, error.retryable) == (NonFinite, "NON_FINITE", False)
+    assert error.fields == {"stage": str(stage), "rank": "0", "wave": "1"}
     assert pipeline.nothing_held()
 
 

@@ -21,7 +21,7 @@ from wavepp_controller.core.planning import InFlight, PlanView, Policy
 from wavepp_controller.core.request import Request
 from wavepp_controller.core.request_table import RequestInput, RequestState
 from wavepp_controller.core.ring import Flight, Ring
-from wavepp_proto.errors import InternalError, RowVoided
+from wavepp_proto.errors import InternalError, NonFinite, RowVoided
 from wavepp_proto.terms import DaemonKey, HoldKey, PipelineId, Progress, Row, RowResult, WaveOrdinal, WaveReport
 
 
@@ -219,17 +219,15 @@ class Execution:
             if request is None or not (told or (complete and flight.void_bitmap >> index & 1)):
                 continue
             where, cause = (told[0].place, told[1]) if told else ("an unknown stage", None)
-            outcomes.voided.append(
-                (
-                    request,
-                    RowVoided(
-                        f"{where} voided tokens [{row.start}, {row.start + row.length}) of {request.id}: "
-                        + (cause.message if cause else "no stage told why"),
-                        stage=told[0].stage if told else None,
-                        rank=told[0].rank if told else None,
-                        wave=flight.ordinal,
-                        cause=cause.reason if cause else None,
-                        layer=dict(cause.fields).get("layer") if cause else None,
-                    ),
-                )
+            # The same prompt computes NaN again: it is not worth another try, as other faults of a row are.
+            finite = cause is None or cause.reason != NonFinite.reason
+            error = (RowVoided if finite else NonFinite)(
+                f"{where} voided tokens [{row.start}, {row.start + row.length}) of {request.id}: "
+                + (cause.message if cause else "no stage told why"),
+                stage=told[0].stage if told else None,
+                rank=told[0].rank if told else None,
+                wave=flight.ordinal,
+                cause=cause.reason if cause and finite else None,
+                layer=dict(cause.fields).get("layer") if cause else None,
             )
+            outcomes.voided.append((request, error))
