@@ -178,7 +178,9 @@ async def controller() -> AsyncIterator[FakeController]:
 RAISED = [ValueError("no"), StopIteration(), KeyError("x"), RecursionError(), MemoryError(), PanicException("in Rust")]
 
 
-@pytest.mark.parametrize("encoded", [*RAISED, None, 7, "text", [1.5], [-1], [2**40], object()], ids=repr)
+@pytest.mark.parametrize(
+    "encoded", [*RAISED, None, 7, "text", [1.5], [-1], [2**40], object()], ids=lambda one: type(one).__name__
+)
 async def test_tokenizer_that_cannot_encode_is_a_typed_error(controller: FakeController, encoded: object) -> None:
     async with AsyncClient(controller.address, tokenizer=Given(encoded)) as client:
         with pytest.raises(errors.TokenizerUnavailable) as caught:
