@@ -15,6 +15,8 @@ _INTERRUPTED = 130
 
 def main() -> None:
     """Run the command that the process's arguments name, then exit."""
+    # gRPC writes raw lines of its own beside the one that says what is wrong, nine for a wrong CA.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # Not by KeyboardInterrupt: imports run callbacks that print one and go on. Ignored signals (nohup) stay so.
     watched = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if watched:

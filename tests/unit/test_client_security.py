@@ -6,10 +6,12 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from tests.harness.certs import Certificates, make_certificates
+from tests.harness.command import wavepp
 from tests.harness.ports import free_port
 from wavepp import ClientSecurity
 from wavepp._security import why_unreachable
@@ -74,3 +76,14 @@ async def test_look_is_bounded_when_the_address_accepts_and_says_nothing() -> No
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         assert await look(address, ClientSecurity()) is None
+
+
+async def test_command_says_one_line_when_the_ca_is_wrong(servers: Servers, tmp_path: Path) -> None:
+    tls = ("--tls-ca", str(servers.other.ca), "--tls-cert", str(servers.own.client_cert))
+    asked = ("status", "--controller", servers.tls, *tls, "--tls-key", str(servers.own.client_key))
+    done = await asyncio.to_thread(wavepp, tmp_path, *asked)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "CONTROLLER_UNAVAILABLE" in line
+    assert f"the certificate of {servers.tls} is not accepted" in line
+    assert "--tls-ca must be of the authority" in line
