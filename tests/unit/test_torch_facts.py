@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import struct
 import subprocess
@@ -156,6 +157,19 @@ def test_window_is_stretched_when_yarn_tells_what_was_trained(copy: Path) -> Non
         ({"hidden_size": -64}, "hidden_size"),
         ({"vocab_size": True}, "vocab_size"),
         ({"model_type": ["llama"]}, "model_type"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers"),  # reading it took 30 s
+        ({"num_hidden_layers": 4097}, "num_hidden_layers"),
+        ({"hidden_size": (1 << 20) + 1}, "hidden_size"),
+        ({"num_attention_heads": (1 << 16) + 1}, "num_attention_heads"),
+        ({"num_key_value_heads": (1 << 16) + 1}, "num_key_value_heads"),
+        ({"vocab_size": (1 << 24) + 1}, "vocab_size"),
+        ({"max_position_embeddings": (1 << 26) + 1}, "max_position_embeddings"),
+        ({"rope_parameters": [1]}, "rope_parameters"),
+        ({"rope_scaling": "linear"}, "rope_scaling"),
+        ({"quantization_config": [1]}, "quantization_config"),
+        ({"id2label": ["a"]}, "id2label"),
+        ({"dtype": [1]}, "dtype"),
+        ({"torch_dtype": "x"}, "torch_dtype"),
     ],
 )
 def test_malformed_configuration_is_one_typed_error_when_a_daemon_starts(
@@ -166,6 +180,7 @@ def test_malformed_configuration_is_one_typed_error_when_a_daemon_starts(
         model_facts(str(copy))
     assert caught.value.fields["field"] == field, caught.value
     assert "\n" not in str(caught.value)
+    assert "has no attribute" not in str(caught.value), "it quotes Python"
 
 
 _VALUE = st.none() | st.booleans() | st.integers(-2, 5000) | st.floats(allow_nan=True) | st.text(max_size=4)
@@ -245,11 +260,75 @@ def test_truncated_shard_is_named_with_the_first_tensor_it_lacks(copy: Path) -> 
         model_facts(str(copy))
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"not json"])
+DEEP = b"[" * 100_000
+NESTED = b'{"a":' * 65 + b"1" + b"}" * 65
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"not json", DEEP, NESTED])
 def test_folder_is_refused_when_the_configuration_is_damaged(copy: Path, content: bytes) -> None:
     (copy / "config.json").write_bytes(content)
     with pytest.raises(EngineFault, match=r"config\.json"):
         model_facts(str(copy))
+
+
+def test_nesting_is_bounded_where_the_configuration_is_a_model_otherwise(model: Path, copy: Path) -> None:
+    """What the parser takes, later code that walks it did not."""
+    edit_config(copy, deep=_nested(63))
+    assert fingerprint(copy) != fingerprint(model)
+    edit_config(copy, deep=_nested(64))
+    with pytest.raises(EngineFault) as caught:
+        model_facts(str(copy))
+    assert caught.value.message == "config.json nests its JSON deeper than 64 levels"
+
+
+def _nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.mark.parametrize("name", ["config.json", INDEX, "model.safetensors", "shard"])
+def test_file_is_named_when_it_is_no_regular_file(copy: Path, name: str) -> None:
+    """A pipe without a writer is read for ever."""
+    target = sorted(copy.glob("*.safetensors"))[0] if name == "shard" else copy / name
+    target.unlink(missing_ok=True)
+    os.mkfifo(target)
+    with pytest.raises(EngineFault) as caught:
+        model_facts(str(copy))
+    assert caught.value.message == f"{target.name} of the model is no regular file"
+    assert caught.value.fields["value"] == str(target)
+
+
+@pytest.mark.parametrize("content", [b"[1]", b"{}", b'{"weight_map": [1]}', b'{"weight_map": "a"}'])
+def test_index_without_a_weight_map_is_one_typed_error(copy: Path, content: bytes) -> None:
+    (copy / INDEX).write_bytes(content)
+    with pytest.raises(EngineFault) as caught:
+        model_facts(str(copy))
+    assert caught.value.message == f"{INDEX} has no weight_map, which names the file of each tensor"
+
+
+@pytest.mark.parametrize(
+    ("header", "why"),
+    [
+        (b"[]", "has a damaged safetensors header: it is no JSON object"),
+        (b'{"t": []}', "has a damaged safetensors header: t lacks dtype, shape or two data_offsets"),
+        (b'{"t": {"dtype": "F32", "shape": 1, "data_offsets": [0, 0]}}', "t lacks dtype, shape or two data_offsets"),
+        (b'{"t": {"dtype": "F32", "shape": [1], "data_offsets": [0]}}', "t lacks dtype, shape or two data_offsets"),
+        (DEEP, "nests its JSON deeper than 64 levels"),
+    ],
+    ids=["list", "entry", "shape", "offsets", "deep"],
+)
+def test_damaged_header_says_what_is_wrong_with_it(copy: Path, header: bytes, why: str) -> None:
+    shard = sorted(copy.glob("*.safetensors"))[0]
+    shard.write_bytes(struct.pack("<Q", len(header)) + header)
+    with pytest.raises(EngineFault) as caught:
+        model_facts(str(copy))
+    assert caught.value.message.startswith(shard.name)
+    assert caught.value.message.endswith(why)
 
 
 def test_facts_need_no_torch() -> None:

@@ -111,6 +111,14 @@ VARIANTS: dict[str, Callable[[Path], object]] = {
     "mixed dtypes": lambda folder: change(folder, mixed),
     "tensors of no layer": lambda folder: change(folder, lambda held: held | {"mtp.layers.0.weight": torch.ones(2)}),
     "no prefix": lambda folder: change(folder, without_prefix),
+    "integers that no parameter takes": lambda folder: change(
+        folder,
+        lambda held: held | {
+            "model.layers.9.mlp.up_proj.weight": torch.ones(2, dtype=torch.int8),
+            "model.layers.1.self_attn.mask": torch.ones(2, dtype=torch.bool),
+            "step": torch.tensor(7),
+        },
+    ),
     "dtype": lambda folder: configure(folder, dtype="bfloat16"),
     "torch_dtype": lambda folder: configure(folder, dtype=None, torch_dtype="float16"),
     "no head_dim": lambda folder: configure(folder, head_dim=None),
@@ -170,6 +178,51 @@ def test_tensor_is_named_with_its_shard_when_the_shard_lacks_it(folder: Path) ->
     shard(folder, by_layer, {UP: 0})
     with pytest.raises(EngineFault, match=rf"part-0.safetensors lacks 1 tensors that {INDEX_NAME} .* first {UP}"):
         stored_tensors(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "told"),
+    [(UP, torch.int8, "I8"), (EMBEDDING, torch.uint8, "U8"), (UP, torch.complex64, "C64")],
+)
+def test_parameter_of_no_floating_dtype_is_named_with_its_file_when_a_daemon_starts(
+    folder: Path, name: str, dtype: torch.dtype, told: str
+) -> None:
+    shard(folder, by_layer)
+    file = folder / f"part-{by_layer(name)[0]}.safetensors"
+    held = load_file(file)
+    save_file(held | {name: held[name].to(dtype)}, file, metadata={"format": "pt"})
+    with pytest.raises(EngineFault) as caught:
+        model_facts(str(folder))
+    said = f"{name} in {file.name} is stored as {told}: the torch engine serves floating weights alone"
+    assert caught.value.message == said
+    assert (caught.value.fields["field"], caught.value.fields["value"]) == (name, told)
+
+
+def test_parameter_of_a_dtype_that_is_not_known_is_named_with_its_file(folder: Path) -> None:
+    content = (folder / SINGLE_FILE).read_bytes()
+    at = content.index(f'"{UP}"'.encode())
+    (folder / SINGLE_FILE).write_bytes(content[:at] + content[at:].replace(b'"F32"', b'"Q32"', 1)[: len(content) - at])
+    with pytest.raises(EngineFault) as caught:
+        model_facts(str(folder))
+    assert caught.value.message.startswith(f"{UP} in {SINGLE_FILE} is stored as Q32")
+
+
+def test_bias_of_integers_matters_to_the_load_of_a_model_that_has_one(folder: Path) -> None:
+    """Whether a model has biases its modules tell, which a daemon's start does not build."""
+    sizes = {"q": 32, "k": 16, "v": 16, "o": 32}
+    biases = {
+        f"model.layers.{layer}.self_attn.{part}_proj.bias": torch.zeros(size)
+        for layer in range(LAYERS)
+        for part, size in sizes.items()
+    }
+    bad = "model.layers.1.self_attn.k_proj.bias"
+    change(folder, lambda held: held | biases | {bad: torch.zeros(16, dtype=torch.int8)})
+    model_facts(str(folder))
+    assert largest_difference(folder) < 1e-4
+    configure(folder, attention_bias=True)
+    with pytest.raises(EngineFault) as caught:
+        largest_difference(folder)
+    assert caught.value.message.startswith(f"{bad} in {SINGLE_FILE} is stored as I8: ")
 
 
 @pytest.mark.parametrize("value", ["../elsewhere.safetensors", 7, None])

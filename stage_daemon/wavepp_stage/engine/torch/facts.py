@@ -10,13 +10,15 @@ import hashlib
 import json
 import math
 import os
+import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeGuard
 
 from wavepp_proto.errors import EngineFault
+from wavepp_proto.profile import MAX_LAYERS
 from wavepp_proto.terms import ModelFacts
 from wavepp_stage.engine.torch.layer_kinds import check_model_type, layer_kinds, recurrent_layers, refuse
 
@@ -28,6 +30,12 @@ SINGLE_FILE = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100 * 1024 * 1024
 """The bound that the safetensors format itself sets on a header."""
+MAX_JSON_DEPTH = 64
+"""Objects and lists within each other in a file of the folder. Deeper, code that walks them runs out of stack."""
+MAX_HIDDEN = 1 << 20
+MAX_HEADS = 1 << 16
+MAX_STORED_VOCABULARY = 1 << 24
+MAX_POSITIONS = 1 << 26
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 """How the file begins that git-lfs leaves where it did not fetch the content."""
 SAMPLE_BYTES = 64
@@ -39,6 +47,18 @@ _NOT_THE_MODEL = frozenset({
 })  # fmt: skip
 """Configuration keys that change no logit of one forward: where a folder comes from, training, generation. The dtype
 is compared by itself."""
+_MOST = {
+    "num_hidden_layers": MAX_LAYERS, "vocab_size": MAX_STORED_VOCABULARY, "max_position_embeddings": MAX_POSITIONS,
+    "hidden_size": MAX_HIDDEN, "num_attention_heads": MAX_HEADS, "num_key_value_heads": MAX_HEADS,
+}  # fmt: skip
+"""Bounds of a configuration's sizes: reading it costs time and memory in proportion to some."""
+_MAY_LACK = "num_key_value_heads"
+_OBJECTS = ("rope_parameters", "rope_scaling", "quantization_config", "id2label", "label2id")
+_DTYPE = re.compile(r"(?:torch\.)?(?:b?float\w*|half|double|auto)")
+_FLOATING = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"})
+"""Stored dtypes of which the torch engine can make the values of a parameter."""
+_PARAMETER = re.compile(r"(?:model\.)?(?:embed_tokens|norm|layers\.(\d+)\..+)\.weight|lm_head\.weight")
+"""Names that are parameters in every family served, where the layer is one of the model's."""
 _SERVED_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
 _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 """Rotary kinds whose angles depend on the longest position seen: cached keys would go stale."""
@@ -58,15 +78,63 @@ class TensorInfo:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The folder's config.json. Raises EngineFault when it is missing or not a JSON object."""
-    try:
-        config = json.loads(_without_pointer(folder / CONFIG_NAME))
-    except (OSError, ValueError) as error:
-        raise EngineFault(
-            f"cannot read {CONFIG_NAME} of the model: {error}", field="model", value=str(folder)
-        ) from error
+    if not is_regular(folder / CONFIG_NAME):
+        raise _lacks(folder / CONFIG_NAME)
+    config = read_json(folder / CONFIG_NAME)
     if not isinstance(config, dict):
         raise EngineFault(f"{CONFIG_NAME} is not a JSON object", field="model", value=str(folder))
     return config
+
+
+def read_json(file: Path) -> Any:
+    """What a small JSON file of the folder holds. Raises EngineFault that names it if that cannot be read."""
+    return _parsed(file, _without_pointer(file))
+
+
+def _parsed(file: Path, content: bytes) -> Any:
+    try:
+        value = json.loads(content)
+        deep = _is_deeper(value, MAX_JSON_DEPTH)
+    except ValueError as error:
+        raise EngineFault(f"{file.name} is no JSON: {error}", field="model", value=str(file)) from error
+    except RecursionError:
+        deep = True
+    if deep:
+        message = f"{file.name} nests its JSON deeper than {MAX_JSON_DEPTH} levels"
+        raise EngineFault(message, field="model", value=str(file), limit=MAX_JSON_DEPTH)
+    return value
+
+
+def _is_deeper(value: Any, most: int) -> bool:
+    level = [value]
+    for _ in range(most + 1):
+        level = [one for outer in level if isinstance(outer, dict | list) for one in _inner(outer)]
+    return bool(level)
+
+
+def _inner(outer: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return outer.values() if isinstance(outer, dict) else outer
+
+
+def is_regular(file: Path) -> bool:
+    """Whether it is there. Raises EngineFault for what is no regular file: a pipe would be read for ever."""
+    try:
+        if file.is_file():
+            return True
+        there = file.exists()
+    except OSError as error:
+        raise _unreadable(file, error) from error
+    if there:
+        raise EngineFault(f"{file.name} of the model is no regular file", field="model", value=str(file))
+    return False
+
+
+def _lacks(file: Path) -> EngineFault:
+    return EngineFault(f"the model folder has no {file.name}", field="model", value=str(file.parent))
+
+
+def _unreadable(file: Path, error: OSError) -> EngineFault:
+    return EngineFault(f"cannot read {file.name} of the model: {error.strerror}", field="model", value=str(file))
 
 
 def stored_tensors(folder: Path) -> dict[str, Path]:
@@ -76,7 +144,7 @@ def stored_tensors(folder: Path) -> dict[str, Path]:
     loads the last shard's, whatever the index says: where the two agree it is taken, else EngineFault names the
     tensor and both files. Also raised for a file that is missing, truncated or a git-lfs pointer, and for a tensor
     that the index promises and its shard lacks."""
-    if (folder / SINGLE_FILE).is_file():
+    if is_regular(folder / SINGLE_FILE):
         return {tensor.name: folder / SINGLE_FILE for tensor in read_header(folder / SINGLE_FILE)}
     mapped = _weight_map(folder)
     found: dict[str, Path] = {}
@@ -98,23 +166,39 @@ def stored_tensors(folder: Path) -> dict[str, Path]:
 def weight_files(folder: Path) -> tuple[Path, ...]:
     """The folder's safetensors files in name order: the single file, or else the index's shards."""
     files: tuple[Path, ...] = (folder / SINGLE_FILE,)
-    if not files[0].is_file():
+    if not is_regular(files[0]):
         files = tuple(sorted(set(_weight_map(folder).values()))) or files
     for file in files:
-        if not file.is_file():
-            raise EngineFault(f"the model folder has no {file.name}", field="model", value=str(folder))
+        if not is_regular(file):
+            raise _lacks(file)
     return files
+
+
+def check_dtypes(stored: Mapping[str, Path], names: Iterable[str]) -> None:
+    """Raises EngineFault for the first of `names`, each made into a floating parameter, that is stored as something
+    else; `stored` tells the files. Needs the headers alone."""
+    dtypes: dict[Path, dict[str, str]] = {}
+    for name in names:
+        file = stored[name]
+        if file not in dtypes:
+            dtypes[file] = {tensor.name: tensor.dtype for tensor in read_header(file)}
+        if (dtype := dtypes[file][name]) not in _FLOATING:
+            raise EngineFault(
+                f"{name} in {file.name} is stored as {dtype}: the torch engine serves floating weights alone",
+                field=name, value=dtype, limit=", ".join(sorted(_FLOATING)),
+            )  # fmt: skip
 
 
 def _weight_map(folder: Path) -> dict[str, Path]:
     """Tensor name to shard; empty without an index."""
     index = folder / INDEX_NAME
-    if not index.is_file():
+    if not is_regular(index):
         return {}
-    try:
-        mapped = dict(json.loads(_without_pointer(index))["weight_map"])
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise EngineFault(f"{INDEX_NAME} has no weight_map: {error!r}", field="model", value=str(folder)) from error
+    told = read_json(index)
+    mapped = told.get("weight_map") if isinstance(told, dict) else None
+    if not isinstance(mapped, dict):
+        message = f"{INDEX_NAME} has no weight_map, which names the file of each tensor"
+        raise EngineFault(message, field="weight_map", value=str(folder))
     for tensor, name in mapped.items():
         if not isinstance(name, str) or name != Path(name).name:
             message = f"{INDEX_NAME} places {tensor} in {name!r}, which is no file of the folder"
@@ -124,7 +208,10 @@ def _weight_map(folder: Path) -> dict[str, Path]:
 
 def _without_pointer(file: Path) -> bytes:
     """A small file's content. Raises EngineFault if it is what git-lfs leaves where it did not fetch the file."""
-    content = file.read_bytes()
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise _unreadable(file, error) from error
     _refuse_pointer(file, content[: len(LFS_POINTER)])
     return content
 
@@ -143,16 +230,11 @@ def _read_header(handle: BinaryIO, file: Path) -> tuple[int, tuple[TensorInfo, .
     if not 0 < size <= MAX_HEADER_BYTES:
         raise EngineFault(f"{file.name} is not a safetensors file", field="model", value=str(file))
     handle.seek(8)
-    try:
-        header = json.loads(handle.read(size))
-        tensors = [
-            TensorInfo(name, entry["dtype"], tuple(entry["shape"]), *entry["data_offsets"])
-            for name, entry in header.items()
-            if name != "__metadata__"
-        ]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        message = f"{file.name} has a damaged safetensors header: {error!r}"
-        raise EngineFault(message, field="model", value=str(file)) from error
+    header = _parsed(file, handle.read(size))
+    if not isinstance(header, dict):
+        message = f"{file.name} has a damaged safetensors header: it is no JSON object"
+        raise EngineFault(message, field="model", value=str(file))
+    tensors = [_tensor(file, name, entry) for name, entry in header.items() if name != "__metadata__"]
     held = handle.seek(0, os.SEEK_END) - 8 - size
     if beyond := [tensor.name for tensor in tensors if not 0 <= tensor.begin <= tensor.end <= held]:
         raise EngineFault(
@@ -163,10 +245,26 @@ def _read_header(handle: BinaryIO, file: Path) -> tuple[int, tuple[TensorInfo, .
     return 8 + size, tuple(sorted(tensors, key=lambda tensor: (tensor.begin, tensor.name)))
 
 
+def _tensor(file: Path, name: str, entry: Any) -> TensorInfo:
+    told = entry if isinstance(entry, dict) else {}
+    dtype, shape, offsets = (told.get(key) for key in ("dtype", "shape", "data_offsets"))
+    if not (isinstance(dtype, str) and _are_whole(shape) and _are_whole(offsets) and len(offsets) == 2):
+        message = f"{file.name} has a damaged safetensors header: {name} lacks dtype, shape or two data_offsets"
+        raise EngineFault(message, field="model", value=str(file))
+    return TensorInfo(name, dtype, tuple(shape), *offsets)
+
+
+def _are_whole(values: Any) -> TypeGuard[list[int]]:
+    return isinstance(values, list) and all(isinstance(one, int) for one in values)
+
+
 def read_header(file: Path) -> tuple[TensorInfo, ...]:
     """The tensors of one safetensors file, in the order of their bytes."""
-    with file.open("rb") as handle:
-        return _read_header(handle, file)[1]
+    try:
+        with file.open("rb") as handle:
+            return _read_header(handle, file)[1]
+    except OSError as error:
+        raise _unreadable(file, error) from error
 
 
 def _hash_tensors(digest: hashlib._Hash, file: Path) -> None:
@@ -208,8 +306,16 @@ def load_config(path: str) -> PretrainedConfig:
 
 def _check_served(config: Mapping[str, Any]) -> None:
     check_model_type(config)
-    for key in ("num_hidden_layers", "vocab_size", "max_position_embeddings", "hidden_size", "num_attention_heads"):
-        _positive(config, key)
+    for key in _MOST:
+        if key != _MAY_LACK or config.get(key) is not None:
+            positive(config, key)
+    for key in _OBJECTS:
+        if not isinstance(config.get(key), dict | None):
+            raise refuse(key, config[key], "it must be a JSON object")
+    for key in ("dtype", "torch_dtype"):
+        told = config.get(key)
+        if told is not None and not (isinstance(told, str) and _DTYPE.fullmatch(told)):
+            raise refuse(key, told, "it must name a floating dtype")
     layer_kinds(config)
 
 
@@ -237,7 +343,7 @@ def _is_over_zero(value: object) -> bool:
 def window_of(config: Mapping[str, Any]) -> int:
     """Positions that the model serves. YaRN stretches the trained ones, of which configurations tell either the
     number before or after (https://arxiv.org/abs/2309.00071); the larger of the two is served."""
-    told = _positive(config, "max_position_embeddings")
+    told = positive(config, "max_position_embeddings")
     rope = config.get("rope_parameters") or {}
     if rope.get("rope_type") != "yarn" or "original_max_position_embeddings" not in rope:
         return told
@@ -278,11 +384,19 @@ def _one_spelling(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str) or value is None else str(value)
 
 
-def _positive(config: Mapping[str, Any], key: str) -> int:
-    value = config.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise EngineFault(f"{CONFIG_NAME} has no usable {key}", field=key, value=repr(value), limit="an integer over 0")
+def positive(config: Mapping[str, Any], key: str) -> int:
+    """A size that the configuration tells. Raises EngineFault naming `key` if it is none, or beyond its bound."""
+    value, most = config.get(key), _MOST[key]
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
+        message = f"{CONFIG_NAME} has no usable {key}"
+        raise EngineFault(message, field=key, value=repr(value)[:64], limit=f"an integer from 1 to {most}")
     return value
+
+
+def _is_parameter(name: str, layers: int) -> bool:
+    """Of those that the model surely takes: what else it takes, its load checks."""
+    found = _PARAMETER.fullmatch(name)
+    return found is not None and (found[1] is None or int(found[1]) < layers)
 
 
 def model_facts(path: str) -> ModelFacts:
@@ -291,6 +405,8 @@ def model_facts(path: str) -> ModelFacts:
     Raises EngineFault naming the field when the folder is not a usable model, or a layer is of a kind not served."""
     folder = Path(path).expanduser()
     config = load_config(path).to_dict()
+    stored = stored_tensors(folder)
+    check_dtypes(stored, (name for name in stored if _is_parameter(name, config["num_hidden_layers"])))
     return ModelFacts(
         name=path,
         fingerprint=fingerprint(folder, config),

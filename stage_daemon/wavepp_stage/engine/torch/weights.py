@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
 from wavepp_proto.errors import EngineFault
-from wavepp_stage.engine.torch.facts import stored_tensors
+from wavepp_stage.engine.torch.facts import check_dtypes, stored_tensors
 from wavepp_stage.engine.torch.model import EMBEDDING, HEAD, Band
 
 Progress = Callable[[int, int], None]
@@ -63,6 +63,8 @@ def plan_reads(band: Band, folder: Path) -> list[Target]:
     if band.shares_head and EMBEDDING in wanted and EMBEDDING not in targets and HEAD in stored:
         # Tying is symmetric: a folder may hold either of the two.
         targets[EMBEDDING] = Target(EMBEDDING, sources=[(HEAD, HEAD, stored[HEAD])])
+    floating = [target for target in targets.values() if parameters[target.name].is_floating_point()]
+    check_dtypes(stored, (name for target in floating for name, _, _ in target.sources))
     return list(targets.values())
 
 
@@ -79,11 +81,18 @@ def load_weights(band: Band, folder: Path, device: torch.device, progress: Progr
         for target in targets:
             for _, _, file in target.sources:
                 if file not in handles:
-                    handles[file] = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
+                    handles[file] = stack.enter_context(_opened(file))
             _fill(band, target, handles, device)
             names.extend(name for name, _, _ in target.sources)
             progress(len(names), total)
     return tuple(sorted(names))
+
+
+def _opened(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="pt", device="cpu")
+    except (OSError, SafetensorError) as error:
+        raise EngineFault(f"cannot read {file.name}: {error}", field="model", value=str(file)) from error
 
 
 def _fill(band: Band, target: Target, handles: dict[Path, Any], device: torch.device) -> None:

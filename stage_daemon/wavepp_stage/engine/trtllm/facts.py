@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from wavepp_proto import __version__
-from wavepp_proto.errors import EngineFault
 from wavepp_proto.terms import ModelFacts, Numerics
-from wavepp_stage.engine.torch.facts import fingerprint, read_config
+from wavepp_stage.engine.torch.facts import fingerprint, is_regular, positive, read_config, read_json
 
 AUTO = "auto"
 """The dtype that the model's configuration tells."""
@@ -62,24 +61,12 @@ def numerics(path: str, dtype: str, version: str) -> Numerics:
 
 def _quantization(folder: Path, config: Mapping[str, Any]) -> str:
     """Digest of what the folder tells of it, in either place where TensorRT-LLM looks; empty for plain tensors."""
-    try:
-        apart = json.loads((folder / QUANTIZATION_NAME).read_bytes())
-    except FileNotFoundError:
-        apart = None
-    except (OSError, ValueError) as error:
-        message = f"cannot read {QUANTIZATION_NAME}: {error}"
-        raise EngineFault(message, field="quantization", value=str(folder)) from error
+    file = folder / QUANTIZATION_NAME
+    apart = read_json(file) if is_regular(file) else None
     told = [one for one in (config.get("quantization_config"), apart) if one]
     if not told:
         return ""
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def positive(config: Mapping[str, Any], key: str) -> int:
-    value = config.get(key)
-    if not isinstance(value, int) or value < 1:
-        raise EngineFault(f"config.json has no usable {key}", field=key, value=repr(value))
-    return value
 
 
 def host_block_bytes(config: Mapping[str, Any], layers: int, ranks: int, block_tokens: int, dtype: str) -> int:

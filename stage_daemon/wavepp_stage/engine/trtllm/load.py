@@ -16,10 +16,11 @@ import torch
 
 from wavepp_proto.errors import EngineFault
 from wavepp_stage.engine.base import EngineFacts, EnginePlan
+from wavepp_stage.engine.torch.facts import positive
 from wavepp_stage.engine.trtllm import compat
 from wavepp_stage.engine.trtllm.contract import check_loaded, preflight
 from wavepp_stage.engine.trtllm.desk import Desk
-from wavepp_stage.engine.trtllm.facts import AUTO, PARTS, host_block_bytes, positive, told_dtype
+from wavepp_stage.engine.trtllm.facts import AUTO, PARTS, host_block_bytes, told_dtype
 from wavepp_stage.engine.trtllm.group import Meeting
 from wavepp_stage.engine.trtllm.plain import ExecutorArgs
 from wavepp_stage.engine.trtllm.pp_comm import PayloadPort

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from wavepp_proto.errors import EngineFault
-from wavepp_stage.engine.torch.facts import read_config
-from wavepp_stage.engine.trtllm.facts import positive
+from wavepp_stage.engine.torch.facts import positive, read_config
 
 
 @dataclass(frozen=True, slots=True)
