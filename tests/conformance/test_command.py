@@ -19,6 +19,7 @@ from wavepp.local_plan import PRESET_FORM
 from wavepp_controller.core.config import POLICIES
 from wavepp_controller.core.modes import MODES
 from wavepp_proto import __version__
+from wavepp_proto.runtime.command_line import run_app
 
 COMMANDS = {"up", "prefill", "status", "doctor", "controller", "stage"}
 COMMON = {"up": {"--json"}, "prefill": {"--json"}, "status": {"--json"}, "doctor": {"--json"}}
@@ -328,3 +329,12 @@ def test_folder_without_a_configuration_is_no_model_before_anything_starts(
     finished = CliRunner().invoke(build_app(), ["up", "--model", str(tmp_path)])
     assert finished.exit_code == 1
     assert "it has no config.json" in finished.stderr
+
+
+def test_bare_command_shows_its_help_and_nothing_that_went_wrong(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run_app(build_app(), [])
+    assert ended.value.code == 2
+    told = capfd.readouterr()
+    assert "Usage:" in told.out + told.err
+    assert "INVALID_REQUEST" not in told.out + told.err

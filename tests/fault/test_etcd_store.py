@@ -267,7 +267,7 @@ async def test_lease_expires_when_the_clock_passes_its_time() -> None:
 
 
 async def test_connection_is_replaced_when_it_is_half_open(etcd: RealEtcd, prefix: str) -> None:
-    """a connection that swallows everything is dialled again after one silent call; its watch ends."""
+    """A connection that swallows everything is dialled again after one silent call; its watch ends."""
     (endpoint,) = etcd.options.addresses()
     async with Proxy(str(endpoint)) as proxy:
         store = EtcdStore(EtcdOptions(endpoints=(proxy.address,), timeout_s=1.0))

@@ -31,7 +31,7 @@ def run_app(app: typer.Typer, arguments: list[str] | None = None) -> NoReturn:
         text = refusal.format_message()
         if "\n" in text:  # asked without a command: the help, not a mistake in one option
             refusal.show()
-        else:
+        elif text:  # else the help was shown already
             sys.stderr.write(f"error: INVALID_REQUEST: {text}{_fields(refusal, given)}\n")
         sys.exit(refusal.exit_code)
     except typer.Abort:  # Ctrl-C, as typer passes it on
