@@ -1,19 +1,23 @@
 """Which controller is meant when no address was given: the clusters that `wavepp up` runs here.
 
 Owns one file for each living `wavepp up` of this user, named by its process id, and the choice among them. A file
-whose process is gone, or is another one by now, counts for nothing and is removed. Called by the SDK and the commands.
+whose process is gone, or is another one by now, counts for nothing and is removed. One that cannot be understood
+counts for nothing too, but stays as long as its process may live. Called by the SDK and the commands.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from wavepp._paths import state_dir
 from wavepp_proto.errors import InvalidRequest
+from wavepp_proto.runtime.channels import parse_address
 
 DEFAULT_ADDRESS = "127.0.0.1:7411"
 """Where `wavepp up` listens unless the port is taken."""
@@ -71,11 +75,13 @@ def running_clusters() -> list[RunningCluster]:
         return []
     found = []
     for path in files:
+        if not path.stem.isdecimal():
+            continue
         cluster = _read(path)
-        if cluster is None:
+        if _is_gone(int(path.stem), cluster):
             with contextlib.suppress(OSError):
                 path.unlink()
-        else:
+        elif cluster is not None:
             found.append(cluster)
     return sorted(found, key=lambda cluster: cluster.address)
 
@@ -104,22 +110,44 @@ def _folder() -> Path:
 
 
 def _read(path: Path) -> RunningCluster | None:
-    """What a file says, if the process that wrote it lives."""
+    """What a file says; None if it makes no sense. Keys that a later version adds are left alone."""
     try:
-        found = RunningCluster(**json.loads(path.read_text(encoding="utf-8")))
-        started_s = _started_s(found.pid)
-        lives = started_s is not None and abs(started_s - found.started_s) < _SAME_START_S
-    except (OSError, ValueError, TypeError):
+        told = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    except (OSError, ValueError, RecursionError):
         return None
-    return found if lives else None
+    if not isinstance(told, dict) or told.get("pid") != int(path.stem) or not _is_time(told.get("started_s")):
+        return None
+    address, cluster, model = (told.get(key) for key in ("address", "cluster", "model"))
+    if not (isinstance(address, str) and isinstance(cluster, str) and isinstance(model, str)):
+        return None
+    try:
+        parse_address(address)
+    except InvalidRequest:
+        return None
+    return RunningCluster(address, int(path.stem), told["started_s"], cluster, model)
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
+def _is_gone(pid: int, cluster: RunningCluster | None) -> bool:
+    """Whether the process that left a file is surely no more. `cluster` tells when it began, if it is known."""
+    import psutil  # deferred: an SDK with an address needs none of it
+
+    try:
+        started_s = _started_s(pid)
+    except psutil.Error:
+        return False
+    return started_s is None or (cluster is not None and abs(started_s - cluster.started_s) >= _SAME_START_S)
 
 
 def _started_s(pid: int) -> float | None:
     """When a living process began; None if there is none."""
-    import psutil  # deferred: an SDK with an address needs none of it
+    import psutil
 
     try:
         process = psutil.Process(pid)
         return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
-    except psutil.Error:
+    except psutil.NoSuchProcess:
         return None

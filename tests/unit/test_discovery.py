@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -91,12 +93,81 @@ def test_several_clusters_are_listed_and_none_is_taken(
 def test_notes_of_dead_processes_count_for_nothing_and_go(state: Path, other: int) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait(30)
-    stale = [note(state, gone.pid, "127.0.0.1:1"), state / "7.json"]
+    broken = subprocess.Popen([sys.executable, "-c", ""])
+    broken.wait(30)
+    stale = [note(state, gone.pid, "127.0.0.1:1"), state / f"{broken.pid}.json"]
     stale[1].write_text("{")
     came_again = note(state, other, "127.0.0.1:2", later_s=-3600.0)
     remember_cluster("127.0.0.1:3", "default", MODEL)
     assert choose().address == "127.0.0.1:3"
     assert [path.name for path in (*stale, came_again) if path.exists()] == []
+
+
+NO_NOTES: dict[str, Callable[[Path], object]] = {
+    "deep": lambda path: path.write_text("[" * 100_000),
+    "a list": lambda path: path.write_text("[]"),
+    "half": lambda path: path.write_text("{"),
+    "pipe": lambda path: make_pipe(path),
+    "pid": lambda path: rewrite(path, pid=None),
+    "another's pid": lambda path: rewrite(path, pid=1),
+    "address": lambda path: rewrite(path, address=5),
+    "no address": lambda path: rewrite(path, address="nowhere"),
+    "endless port": lambda path: rewrite(path, address="a:" + "9" * 5000),
+    "start": lambda path: rewrite(path, started_s=None),
+    "start beyond numbers": lambda path: path.write_text(
+        path.read_text().replace('"started_s": ', '"started_s": 1e999, "x": ')
+    ),
+    "cluster": lambda path: rewrite(path, cluster=["one"]),
+}
+
+
+def make_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def rewrite(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize("name", NO_NOTES)
+def test_note_that_makes_no_sense_counts_for_nothing_and_stays_while_its_process_lives(
+    state: Path, other: int, name: str
+) -> None:
+    path = note(state, other, "127.0.0.1:1")
+    NO_NOTES[name](path)
+    assert discovery.running_clusters() == []
+    assert choose().address == DEFAULT_ADDRESS
+    assert path.exists()
+    remember_cluster("127.0.0.1:3", "one", MODEL)
+    assert choose().address == "127.0.0.1:3"
+
+
+def test_note_of_a_later_version_is_read_as_far_as_it_is_known(state: Path, other: int) -> None:
+    path = note(state, other, "127.0.0.1:4712")
+    rewrite(path, ranks=[2, 2], version=7)
+    assert choose().address == "127.0.0.1:4712"
+    assert path.exists()
+
+
+def test_file_that_no_process_names_is_left_alone(state: Path) -> None:
+    state.mkdir(parents=True)
+    (state / "notes.json").write_text("{")
+    assert discovery.running_clusters() == []
+    assert (state / "notes.json").exists()
+
+
+def test_note_stays_while_the_system_hides_its_process(
+    state: Path, other: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = note(state, other, "127.0.0.1:1")
+
+    def hidden(pid: int) -> float:
+        raise psutil.AccessDenied(pid)
+
+    monkeypatch.setattr(discovery, "_started_s", hidden)
+    discovery.running_clusters()
+    assert path.exists()
 
 
 @pytest.mark.parametrize("home", ["/proc/nowhere", ""])

@@ -122,7 +122,7 @@ def parse_address(text: str, *, field: str = "address") -> Address:
         host = host[1:-1]
     if not colon or (":" in host and not bracketed):
         raise InvalidRequest(f"{field} must be host:port, got {text!r}", field=field, value=text)
-    if not (port.isascii() and port.isdigit() and int(port) <= 65535):
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535):
         raise InvalidRequest(f"{field} has no valid port: {text!r}", field=field, value=text, limit=65535)
     if not _HOST.fullmatch(host):
         raise InvalidRequest(f"{field} names no host: {text!r}", field=field, value=text, limit="250 characters")
