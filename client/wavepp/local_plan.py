@@ -13,6 +13,7 @@ from typing import Final
 
 from wavepp_proto import limits
 from wavepp_proto.errors import InvalidRequest
+from wavepp_proto.preset import values_of
 from wavepp_proto.runtime.channels import parse_address
 from wavepp_proto.runtime.logs import check_level
 from wavepp_proto.runtime.options import link_kind
@@ -184,7 +185,7 @@ def _one_of(field: str, value: str | None, known: Sequence[str]) -> None:
 
 
 def _check_model(engine: str, model: str) -> None:
-    """A folder for torch and trtllm, a preset in the right form for emulated; what is in them, the stages find out."""
+    """A folder for torch and trtllm, a preset that stages take for emulated; what is in folders, they find out."""
     if engine in ("torch", "trtllm") and not Path(model).is_dir():
         hint = f"; without a model: {PRESET_FORM}" if model.startswith("emulated") else ""
         raise InvalidRequest(f"no model folder {model!r}{hint}", field="model", value=model)
@@ -193,6 +194,8 @@ def _check_model(engine: str, model: str) -> None:
     _, colon, settings = model.partition(":")
     if engine == "emulated" and colon and not all(_is_setting(part) for part in settings.split(",")):
         raise InvalidRequest(f"{model!r} is no emulated model: {PRESET_FORM}", field="model", value=model)
+    if engine == "emulated":
+        values_of(settings, InvalidRequest)
 
 
 def _is_setting(text: str) -> bool:

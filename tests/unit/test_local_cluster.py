@@ -135,3 +135,33 @@ async def test_each_refusal_is_told_once_while_a_pipeline_is_awaited(
     monkeypatch.setattr(local, "status", answer)
     await local.wait_serving(time.monotonic() + 60, told.append)
     assert told == ["stage 1 is refused: a", "stage 1 is refused: b"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "field", "value"),
+    [
+        ("nan_token=99999999999999999999,nan_layer=-1", "nan_token", "99999999999999999999"),
+        ("nan_token=7,nan_layer=-1", "nan_layer", "-1"),
+        ("layers=" + "9" * 5000, "layers", "9" * 5000),
+        ("layers=x", "layers", "x"),
+        ("layers=0", "layers", "0"),
+        ("layers=2,layers=3", "layers", "3"),
+        ("token_us=nan", "token_us", "nan"),
+        ("speedup=0", "speedup", "0"),
+        ("cache_thread=none", "cache_thread", "none"),
+        ("layer=2", "layer", "2"),
+        ("profile=f.json,window=9", "window", "9"),
+    ],
+    ids=lambda one: one[:40],
+)
+def test_preset_that_every_stage_would_refuse_is_refused_before_anything_starts(
+    settings: str, field: str, value: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        LocalPlan(f"emulated:{settings}", "emulated", stages=2)
+    assert (caught.value.fields["field"], caught.value.fields["value"]) == (field, value)
+
+
+def test_preset_that_stages_take_is_taken() -> None:
+    taken = "emulated:layers=4,nan_token=7,nan_layer=3,wave_us=1.5,speedup=2,cache_thread=engine,hang=f"
+    assert LocalPlan(taken, "emulated", stages=2).model == taken

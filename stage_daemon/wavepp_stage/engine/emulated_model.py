@@ -13,7 +13,6 @@ wrong cache, in the wrong order or twice ends in another first token.
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,9 +22,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wavepp_proto import limits
 from wavepp_proto.errors import EngineFault
-from wavepp_proto.profile import MAX_LAYERS, Profile, StageCosts
+from wavepp_proto.preset import values_of
+from wavepp_proto.profile import Profile, StageCosts
 from wavepp_proto.terms import ModelFacts, Sampling, TokenLogprob
 from wavepp_stage.engine.base import EngineTraits
 from wavepp_stage.engine.emulated_device import Pace
@@ -102,42 +101,18 @@ class Preset:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-_BOUNDS = {
-    "layers": (1, MAX_LAYERS),
-    "attention_every": (0, MAX_LAYERS),
-    "vocabulary": (2, limits.MAX_VOCABULARY),
-    "window": (1, limits.MAX_PROMPT_TOKENS),
-    "nan_token": (0, limits.MAX_VOCABULARY - 1),
-    "nan_layer": (0, MAX_LAYERS - 1),
-}
-_TIMES = frozenset({"token_us", "wave_us", "copy_us"})
-_WITH_PROFILE = frozenset({"profile", "vocabulary", "speedup", "cache_thread", "hang"})
-
-
 def parse_preset(text: str) -> Preset:
     """`emulated` or `emulated:key=value,...`. Raises EngineFault naming the key, its value and the limit, and
     InvalidRequest for a profile that is none."""
     name, colon, settings = text.partition(":")
     if name != NAME or (colon and not settings):
         raise EngineFault(f"not an emulated model: {text!r}", field="model", value=text)
-    values: dict[str, str] = {}
-    for setting in settings.split(",") if settings else ():
-        key, equals, value = setting.partition("=")
-        if key not in _BOUNDS and key not in _TIMES and key not in _WITH_PROFILE:
-            known = ", ".join(sorted({*_BOUNDS, *_TIMES, *_WITH_PROFILE}))
-            raise EngineFault(f"unknown setting {key!r} of an emulated model; known: {known}", field=key, value=value)
-        if not equals or key in values:
-            raise EngineFault(f"{key} needs exactly one value", field=key, value=value)
-        values[key] = value
+    values: dict[str, Any] = values_of(settings, EngineFault)
     file = values.pop("profile", None)
-    numbers: dict[str, Any] = {key: _value(key, value) for key, value in values.items()}
-    return Preset(**numbers) if file is None else _with_profile(file, numbers)
+    return Preset(**values) if file is None else _with_profile(file, values)
 
 
-def _with_profile(file: str, numbers: dict[str, Any]) -> Preset:
-    for key in numbers:
-        if key not in _WITH_PROFILE:
-            raise EngineFault(f"the profile says {key}: leave it out", field=key, value=str(numbers[key]))
+def _with_profile(file: str, values: dict[str, Any]) -> Preset:
     try:
         profile = Profile.from_json(Path(file).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -148,51 +123,7 @@ def _with_profile(file: str, numbers: dict[str, Any]) -> Preset:
         "attention_every": profile.attention_every,
         "window": profile.window,
     }
-    return Preset(**sizes, **numbers, profile=profile)
-
-
-def _value(key: str, value: str) -> Any:
-    if key == "cache_thread":
-        return _thread(key, value)
-    if key == "hang":
-        return value
-    if key == "speedup":
-        return _factor(key, value)
-    return _time(key, value) if key in _TIMES else _count(key, value)
-
-
-def _thread(key: str, value: str) -> str:
-    if value not in ("any", "engine"):
-        raise EngineFault(f"{key} must be any or engine, not {value!r}", field=key, value=value, limit="any engine")
-    return value
-
-
-def _factor(key: str, value: str) -> float:
-    try:
-        factor = float(value)
-    except ValueError:
-        factor = math.nan
-    if not 0.0 < factor < math.inf:
-        raise EngineFault(f"{key} must be a number above 0, not {value!r}", field=key, value=value, limit=0)
-    return factor
-
-
-def _count(key: str, value: str) -> int:
-    low, high = _BOUNDS[key]
-    if not (value.isascii() and value.isdecimal() and low <= int(value) <= high):
-        message = f"{key} must be a whole number from {low} to {high}, not {value!r}"
-        raise EngineFault(message, field=key, value=value, limit=high)
-    return int(value)
-
-
-def _time(key: str, value: str) -> float:
-    try:
-        micros = float(value)
-    except ValueError:
-        micros = math.nan
-    if not 0.0 <= micros < math.inf:
-        raise EngineFault(f"{key} must be microseconds, 0 or more, not {value!r}", field=key, value=value, limit=0)
-    return micros
+    return Preset(**sizes, **values, profile=profile)
 
 
 def emulated_traits(preset: str) -> EngineTraits:
