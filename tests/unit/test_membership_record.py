@@ -107,7 +107,7 @@ def test_record_is_refused_by_field_when_it_breaks_a_rule(path: tuple[str, ...],
     assert caught.value.fields["field"] == field
 
 
-@pytest.mark.parametrize("value", [b"", b"{", b"\xff", b"[]", b"3", b" " * 65537])
+@pytest.mark.parametrize("value", [b"", b"{", b"\xff", b"[]", b"3", b" " * 65537, b"[" * 65536])
 def test_record_is_refused_when_it_is_no_object(value: bytes) -> None:
     with pytest.raises(InvalidRequest) as caught:
         records.decode_record(value)

@@ -97,7 +97,7 @@ def decode_record(value: bytes) -> MemberRecord:
         raise InvalidRequest("the record is too long", field="record", value=len(value), limit=MAX_RECORD_BYTES)
     try:
         document = json.loads(value)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"the record is no JSON: {error}", field="record") from error
     read = _Reader(document, "")
     schema = read.count("schema", 1)
