@@ -62,11 +62,11 @@ def test_formation_goes_on_when_waves_queue_behind_slow_ones() -> None:
 
 
 def test_stage_is_named_and_asked_to_leave_when_its_engine_hangs() -> None:
-    pipeline = running(2, first_wave_ms=1000)
+    pipeline = running(2, first_wave_ms=4000)
     (wave,) = held_waves(pipeline)
     execute(pipeline, 0, wave, 0.1)
     pipeline.executing[1] = (wave.ordinal, pipeline.now)
-    pipeline.pass_time(6.0)  # what the operator allows, and a slack of 5 s
+    pipeline.pass_time(4.0)  # what the operator allows, and no more
     assert pipeline.of(EndFormation) == []
     assert pipeline.machine.ready
     pipeline.pass_time(0.1)
@@ -75,7 +75,7 @@ def test_stage_is_named_and_asked_to_leave_when_its_engine_hangs() -> None:
     told = dict(outcome.error.fields)
     assert outcome.error.reason == "STAGE_LOST"
     assert {name: told[name] for name in ("stage", "rank", "wave", "limit", "cause")} == {
-        "stage": "1", "rank": "0", "wave": "1", "limit": "6000", "cause": ENGINE_HUNG,
+        "stage": "1", "rank": "0", "wave": "1", "limit": "4000", "cause": ENGINE_HUNG,
     }  # fmt: skip
     (ended,) = pipeline.of(EndFormation)
     assert [key.stage for key, _ in ended.targets] == [0, 1]  # it is told, for it must leave
@@ -136,8 +136,9 @@ def watch_of(seconds: float, waves: int, **config: Any) -> tuple[WaveWatch, Fake
         (0.1, 8, 1, {"hang_ms": 2000}, 2.1),
         (0.1, 7, 1, {}, 120.0 + 60.0),  # too little is known: what the engine allows, by default two minutes
         (0.1, 8, 0, {}, 120.0 + 60.0),  # the first wave of a formation may compile
-        (0.1, 8, 0, {"first_wave_ms": 1000}, 6.0),
-        (9.0, 8, 0, {"first_wave_ms": 1000}, 45.0),  # never below what is known
+        (0.1, 8, 0, {"first_wave_ms": 4000}, 4.0),  # the operator's own figure has no slack
+        (0.1, 0, 0, {"first_wave_ms": 4000}, 4.0),
+        (9.0, 8, 0, {"first_wave_ms": 4000}, 45.0),  # never below what is known
         (0.1, 8, 1, {"silence_ms": 10_000}, 20.1),  # one that is stopped for less than the silence does not hang
     ],
 )
@@ -162,10 +163,11 @@ def test_engine_s_own_allowance_counts_while_nothing_is_known() -> None:
     assert watch.limit_s(formation.daemons[record(0).key], flight) == pytest.approx(5.2)
 
 
-def test_hang_shorter_than_silence_is_refused_by_name() -> None:
+@pytest.mark.parametrize("name", ["hang_ms", "first_wave_ms"])
+def test_hang_shorter_than_silence_is_refused_by_name(name: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        ControllerConfig(hang_ms=1000)
-    assert (refused.value.fields["field"], refused.value.fields["limit"]) == ("hang_ms", "1250")
+        ControllerConfig(**{name: 1250})
+    assert (refused.value.fields["field"], refused.value.fields["limit"]) == (name, "1250")
 
 
 def test_controller_is_ready_only_while_some_pipeline_can_serve() -> None:

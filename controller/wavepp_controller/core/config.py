@@ -70,8 +70,8 @@ class ControllerConfig:
     """Least by which a wave may exceed its prediction on a stage before that stage counts as hung; None takes
     limits.HANG_MS, or twice the silence if that is more."""
     first_wave_ms: int | None = None
-    """What a stage may take for the first wave of a formation, and while little is known of it; None takes what its
-    engine allows."""
+    """Longest that a stage may take for the first wave of a formation, and while little is known of it; nothing is added
+    but what its own waves have shown. None takes what its engine allows, and `hang_ms`."""
     inventory_ms: int = limits.INVENTORY_MS
     """Between two comparisons of what a daemon holds with what it should hold."""
     reform_backoff_ms: int = 100
@@ -97,11 +97,12 @@ class ControllerConfig:
                 "silence must be longer than a heartbeat",
                 field="silence_ms", value=self.silence_ms, limit=self.heartbeat_ms,
             )  # fmt: skip
-        if self.hang_ms is not None and self.hang_ms <= self.silence_ms:
-            raise InvalidRequest(
-                "a hang must be longer than silence: a process that is stopped for less does not hang",
-                field="hang_ms", value=self.hang_ms, limit=self.silence_ms,
-            )  # fmt: skip
+        for name, value in (("hang_ms", self.hang_ms), ("first_wave_ms", self.first_wave_ms)):
+            if value is not None and value <= self.silence_ms:
+                raise InvalidRequest(
+                    f"{name} must be longer than silence: a process that is stopped for less does not hang",
+                    field=name, value=value, limit=self.silence_ms,
+                )  # fmt: skip
 
     @property
     def hang_s(self) -> float:

@@ -63,19 +63,16 @@ class WaveWatch:
         return daemon.waits
 
     def limit_s(self, daemon: Daemon, flight: Flight) -> float:
-        """How long the daemon's engine may take for a wave: what is predicted and a slack, or, for the first of a
-        formation and until enough was learnt, what the operator or the engine itself allows."""
+        """How long the daemon's engine may take for a wave: what is predicted and a slack. For the first of a formation,
+        and until enough was learnt, the engine itself predicts; what the operator allows instead has no slack."""
         learnt = self._model.stage(daemon.key)
         predicted_s = 0.0 if learnt is None else learnt.costs.demand_us(demand_of(flight.rows)) / 1e6
         if learnt is None or learnt.samples < FIRST_FIT or not daemon.waves_done:
-            predicted_s = max(predicted_s, self._allowance_s(daemon))
+            if self._first_s is not None:
+                return max(self._first_s, predicted_s + min(SLACK * predicted_s, self._most_s))
+            told_ms = None if daemon.reply is None else daemon.reply.wave_allowance_ms
+            predicted_s = max(predicted_s, (limits.FIRST_WAVE_MS if told_ms is None else told_ms) / 1e3)
         return predicted_s + max(self._floor_s, min(SLACK * predicted_s, self._most_s))
-
-    def _allowance_s(self, daemon: Daemon) -> float:
-        if self._first_s is not None:
-            return self._first_s
-        told_ms = None if daemon.reply is None else daemon.reply.wave_allowance_ms
-        return (limits.FIRST_WAVE_MS if told_ms is None else told_ms) / 1e3
 
     def _has_input(self, daemon: Daemon, flight: Flight) -> bool:
         """Whether every rank of the stage before is done with the wave: the first stage's input is the wave itself."""
