@@ -98,6 +98,26 @@ def test_prompt_never_fits_when_it_needs_more_than_the_smallest_pool() -> None:
     assert isinstance(pipeline.outcome("c"), Finished)
 
 
+@pytest.mark.parametrize(("blocks", "served"), [(512, True), (8, False)])
+def test_next_formation_judges_what_fits_when_the_last_one_is_over(blocks: int, served: bool) -> None:
+    pipeline = FakePipeline(start=False)
+    pipeline.members = [record(0), record(1, pool_blocks=8)]
+    pipeline.start()
+    pipeline.lose(1)
+    pipeline.submit("a", 9 * BLOCK)
+    pipeline.submit("adapted", 1, adapter="none of these engines applies it")
+    assert [event for event in pipeline.events if isinstance(event, Failed)] == []
+    pipeline.post(MemberUp(record(1, incarnation=2, pool_blocks=blocks), pipeline.now))
+    pipeline.pass_time(1.0)
+    outcome = pipeline.outcome("a")
+    if served:
+        assert isinstance(outcome, Finished)
+    else:
+        assert isinstance(outcome, Failed)
+        assert (outcome.error.reason, fields_of(outcome.error)["limit"]) == ("NEVER_FITS", "8")
+    assert pipeline.reason("adapted") == "INVALID_REQUEST"
+
+
 @pytest.mark.parametrize(
     ("fields", "field"),
     [

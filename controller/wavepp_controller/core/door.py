@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from wavepp_controller.core.config import ControllerConfig
 from wavepp_controller.core.pipeline import PipelineMachine
-from wavepp_controller.core.verdicts import PipelineFacts, check_against, check_request
+from wavepp_controller.core.verdicts import PipelineFacts, check_against, check_plan, check_request
 from wavepp_proto.errors import PipelineUnavailable, QueueFull, UnknownPipeline
 from wavepp_proto.terms import PipelineId, PrefillRequest
 
@@ -30,6 +30,8 @@ def judge(
             f"pipeline {pipeline.id} has no members", pipeline=pipeline.id, retry_after_ms=RETRY_AFTER_MS
         )
     check_against(request, facts)
+    if pipeline.takes_new:  # else the next formation may have larger pools: it judges when it serves
+        check_plan(request, facts)
     _check_room(request, pipelines, config)
     return pipeline, facts
 

@@ -60,8 +60,13 @@ class PipelineMachine:
 
     def ready(self, now: float) -> bool:
         """A request that comes now is served: a formation serves, takes new ones and gets on with what it has."""
+        return self.takes_new and not self.stalled(now)
+
+    @property
+    def takes_new(self) -> bool:
+        """A formation serves, and does not drain."""
         formation = self.forming.present
-        return self.serving and formation is not None and not formation.draining and not self.stalled(now)
+        return self.serving and formation is not None and not formation.draining
 
     def stalled(self, now: float) -> bool:
         return self.stalled_since is not None and now - self.stalled_since > STALL_S

@@ -26,7 +26,7 @@ from wavepp_controller.core.request import Request
 from wavepp_controller.core.request_table import RequestInput, RequestState
 from wavepp_controller.core.ring import Place
 from wavepp_controller.core.rounds import RoundBook
-from wavepp_controller.core.verdicts import PipelineFacts, check_adapter, check_fits, too_late
+from wavepp_controller.core.verdicts import PipelineFacts, check_plan, too_late
 from wavepp_controller.core.wave_watch import WaveWatch
 from wavepp_proto.errors import PipelineUnavailable, WaveppError, from_info
 from wavepp_proto.terms import AnnounceAck, DaemonKey, ErrorInfo, HoldKey, Inventory, RoundOrdinal, Votes, WaveReport
@@ -229,8 +229,7 @@ class Service:
                 limit=limit,
             )
         try:
-            check_adapter(request.prefill, facts)
-            check_fits(request.prompt_tokens, facts)
+            check_plan(request.prefill, facts)
         except WaveppError as error:
             return error
         return None

@@ -94,7 +94,7 @@ def check_request(request: PrefillRequest) -> None:
 
 
 def check_against(request: PrefillRequest, facts: PipelineFacts) -> None:
-    """Everything that depends on the pipeline; raises PromptTooLong, TokenOutOfRange or NeverFits."""
+    """Everything that depends on the model; raises PromptTooLong, InvalidRequest or TokenOutOfRange."""
     window = min(facts.model.window, limits.MAX_PROMPT_TOKENS)
     if request.prompt_tokens > window:
         raise PromptTooLong(
@@ -110,8 +110,13 @@ def check_against(request: PrefillRequest, facts: PipelineFacts) -> None:
             value=facts.model.vocabulary,
             limit=limits.MAX_VOCABULARY,
         )
-    check_adapter(request, facts)
     check_tokens(request.token_ids, facts.model.vocabulary)
+
+
+def check_plan(request: PrefillRequest, facts: PipelineFacts) -> None:
+    """Everything that depends on the daemons of a formation, and that another may have; raises InvalidRequest or
+    NeverFits."""
+    check_adapter(request, facts)
     check_fits(request.prompt_tokens, facts)
 
 
