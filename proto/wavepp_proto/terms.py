@@ -455,6 +455,8 @@ class Row:
 class WaveCommand:
     fence: Fence
     rows: tuple[Row, ...]
+    limit_ms: int = 0
+    """Longest that an engine may take for it; 0: not told."""
 
     @property
     def ordinal(self) -> WaveOrdinal:

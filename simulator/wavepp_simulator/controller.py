@@ -174,10 +174,10 @@ class SimController:
 
     def _perform(self, action: ev.Action) -> None:
         match action:
-            case ev.SendWave(ordinal=ordinal, rows=rows, targets=targets):
+            case ev.SendWave(ordinal=ordinal, rows=rows, targets=targets, limit_ms=limit_ms):
                 for key, fence in targets:
                     if (link := self._links.get(key)) is not None:
-                        link.send_wave(WaveCommand(replace(fence, ordinal=ordinal), rows))
+                        link.send_wave(WaveCommand(replace(fence, ordinal=ordinal), rows, limit_ms))
             case ev.SendRound(key, asked):
                 self._send_round(key, asked)
             case ev.Emit(event):

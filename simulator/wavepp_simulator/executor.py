@@ -81,7 +81,8 @@ class SimExecutor:
         self.costs = costs
         self.serving: Serving | None = None
         self.executing: WaveOrdinal | None = None
-        self.executing_since = 0.0
+        self.executing_since = self.executing_until = 0.0
+        """When it began, and by when it must have ended."""
         self.hangs = False
         """The engine will not return from the next wave, by a scenario's wish."""
         self._busy = False
@@ -205,6 +206,7 @@ class SimExecutor:
             work = replace(work, rows=tuple(replace(row, void=bool(void >> i & 1)) for i, row in enumerate(work.rows)))
         tokens = sum(row.length for row in work.rows if not row.void)
         self.executing, self.executing_since = ordinal, self._stage.now
+        self.executing_until = self._stage.now + serving.queue[0].limit_ms / 1e3
         if self.hangs:
             self.hangs, self._busy = False, True  # for ever: nothing calls a thread back
             return

@@ -230,7 +230,7 @@ class Deployment:
 
     def _send_wave(self, action: ev.SendWave) -> None:
         for key, fence in action.targets:
-            self.stages[key].enqueue(WaveCommand(replace(fence, ordinal=action.ordinal), action.rows))
+            self.stages[key].enqueue(WaveCommand(replace(fence, ordinal=action.ordinal), action.rows, action.limit_ms))
 
     def reported(self, key: DaemonKey, report: WaveReport) -> None:
         self._later(self._hop_s, lambda: self._post(ev.ReportArrived(key, report, self.now)))

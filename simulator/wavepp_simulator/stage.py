@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from wavepp_simulator.world import World
 
 RECONNECT_S = 0.1
-HUNG_S, BLAMED_S = 40.0, 1.0
-"""How long an ended formation may keep the executor before the process exits, and if its engine is to blame."""
+HUNG_S, GRACE_S = 40.0, 1.0
+"""How long an ended formation may keep the executor before the process exits, and beyond a wave's own limit."""
 RESTART_S = 1.0
 """Until the supervisor starts it again."""
 Answer = Callable[[JoinReply | WaveppError], None]
@@ -206,8 +206,15 @@ class SimStage:
         waiting = [done]
         self.executor.end(lambda: waiting.pop()())
         if waiting:
-            wait_s = BLAMED_S if blamed else HUNG_S
-            self.process.after(wait_s, lambda: self._exit() if waiting else None, background=True)
+            wave = self.executor.executing
+            if wave is not None:
+                left_s = 0.0 if blamed else max(0.0, self.executor.executing_until - self.now)
+                self.process.after(
+                    left_s + GRACE_S,
+                    lambda: self._exit() if waiting and self.executor.executing == wave else None,
+                    background=True,
+                )
+            self.process.after(HUNG_S, lambda: self._exit() if waiting else None, background=True)
 
     def _exit(self) -> None:
         """Its executor does not come back: the process ends, and its supervisor starts another."""

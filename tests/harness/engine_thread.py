@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from tests.harness.stage_core import B, StageDriver, join_plan
 from wavepp_proto.terms import HoldKey, Prepare, Row
@@ -82,13 +83,13 @@ class EngineThread:
         """The next round, which prepares these."""
         return self.events.next_round(prepares=[Prepare(hold, 0) for hold in holds])
 
-    def send_chunks(self, hold: HoldKey, chunks: int) -> None:
-        """One wave for each block of the prompt, which has `chunks` of them."""
+    def send_chunks(self, hold: HoldKey, chunks: int, limit_ms: int = 0) -> None:
+        """One wave for each block of the prompt, which has `chunks` of them, each with that limit."""
         for at in range(chunks):
             row = Row(hold, at * B, B, final=at == chunks - 1)
             for action in self.core.post(self.events.next_wave(row)):
                 assert isinstance(action, WaveQueued)
-                self.executor.enqueue(1, action.command)
+                self.executor.enqueue(1, replace(action.command, limit_ms=limit_ms))
 
     def close(self) -> None:
         self.let(1000)

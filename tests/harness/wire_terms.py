@@ -134,7 +134,7 @@ def row(draw: st.DrawFn) -> terms.Row:
 
 
 HEARTBEAT = st.builds(terms.Heartbeat, FENCE, U64, optional(U64), U32, U32, optional(CAPACITY))
-COMMAND = st.builds(terms.WaveCommand, FENCE, st.lists(row(), min_size=1, max_size=4).map(tuple))
+COMMAND = st.builds(terms.WaveCommand, FENCE, st.lists(row(), min_size=1, max_size=4).map(tuple), U64)
 REPORT = st.builds(
     terms.WaveReport,
     FENCE,

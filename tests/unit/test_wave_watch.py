@@ -91,6 +91,17 @@ def test_stage_is_named_and_asked_to_leave_when_its_engine_hangs() -> None:
     assert (status.state, status.ready, pipeline.machine.ready) == ("serving", True, True)
 
 
+def test_wave_carries_the_longest_limit_of_any_stage() -> None:
+    """A daemon judges its own engine by it when the formation ends for another reason, or the controller is gone."""
+    pipeline = FakePipeline(start=False)
+    pipeline.made = {0: {"wave_allowance_ms": 200}, 1: {"wave_allowance_ms": 300}}
+    pipeline.start()
+    pipeline.hold = {SendWave}
+    pipeline.submit("a", 40)
+    (wave,) = held_waves(pipeline)
+    assert wave.limit_ms == 5300
+
+
 def test_status_tells_what_a_stage_computes_and_for_how_long() -> None:
     pipeline = running()
     pipeline.executing[0] = (1, pipeline.now)

@@ -102,6 +102,8 @@ class SendWave:
     ordinal: WaveOrdinal
     rows: tuple[Row, ...]
     targets: tuple[tuple[DaemonKey, Fence], ...]
+    limit_ms: int
+    """Longest that any stage may take for it."""
 
 
 @dataclass(frozen=True, slots=True)

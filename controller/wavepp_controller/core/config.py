@@ -70,8 +70,8 @@ class ControllerConfig:
     """Least by which a wave may exceed its prediction on a stage before that stage counts as hung; None takes
     limits.HANG_MS, or twice the silence if that is more."""
     first_wave_ms: int | None = None
-    """Longest that a stage may take for the first wave of a formation, and while little is known of it; nothing is added
-    but what its own waves have shown. None takes what its engine allows, and `hang_ms`."""
+    """Longest that a stage may take for the first wave of a formation, and while little is known of it, unless its own
+    waves have shown more. None takes what its engine allows, and `hang_ms`."""
     inventory_ms: int = limits.INVENTORY_MS
     """Between two comparisons of what a daemon holds with what it should hold."""
     reform_backoff_ms: int = 100

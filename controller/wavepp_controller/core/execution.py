@@ -8,11 +8,13 @@ own admission.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from wavepp_controller.core.config import ControllerConfig
 from wavepp_controller.core.events import Emit, SendWave
 from wavepp_controller.core.formation import PipelineFormation
+from wavepp_controller.core.latency_model import LatencyModel
 from wavepp_controller.core.order import RankedOrder
 from wavepp_controller.core.outbox import Outbox
 from wavepp_controller.core.pace import Pace
@@ -21,8 +23,9 @@ from wavepp_controller.core.planning import InFlight, PlanView, Policy
 from wavepp_controller.core.request import Request
 from wavepp_controller.core.request_table import RequestInput, RequestState
 from wavepp_controller.core.ring import Flight, Ring
+from wavepp_controller.core.wave_watch import WaveWatch
 from wavepp_proto.errors import InternalError, NonFinite, RowVoided
-from wavepp_proto.terms import DaemonKey, HoldKey, PipelineId, Progress, Row, RowResult, WaveOrdinal, WaveReport
+from wavepp_proto.terms import DaemonKey, Fence, HoldKey, PipelineId, Progress, Row, RowResult, WaveOrdinal, WaveReport
 
 
 @dataclass(slots=True)
@@ -41,6 +44,7 @@ class Execution:
         pipeline: PipelineId,
         formation: PipelineFormation,
         policy: Policy,
+        model: LatencyModel,
         config: ControllerConfig,
         out: Outbox,
         now: float,
@@ -50,6 +54,7 @@ class Execution:
         self._moved = now
         """When the ring last went from empty to busy, or freed a slot."""
         self.ring = Ring(2 * formation.stages, formation.daemons)
+        self.watch = WaveWatch(self.ring, model, config)
         self.lanes = RankedOrder(config.most_bypasses, config.aged_every)
         self._short = ShortFirst(config.short_share, formation.wave_tokens)
         self.pace = Pace()
@@ -81,7 +86,7 @@ class Execution:
         """Every wave that this daemon has not reported, in order: it ignores those that it has."""
         targets = ((key, self._formation.daemons[key].fence()),)
         unreported = self.ring.unreported(key)
-        return [SendWave(self._pipeline, flight.ordinal, flight.rows, targets) for flight in unreported]
+        return [self._command(flight, targets) for flight in unreported]
 
     def pump(self, now: float, *, closed: bool = False, more_soon: bool = False) -> None:
         """Fill the ring as far as the policy wants; not at all while the admission mode is `closed` for waves."""
@@ -188,7 +193,14 @@ class Execution:
         self._out.count("waves")
         self._out.count("wave_rows", len(rows))
         self._out.count("wave_tokens", sum(row.length for row in rows))
-        self._out.send(SendWave(self._pipeline, ordinal, rows, self._formation.fences()))
+        flight = self.ring.flight(ordinal)
+        assert flight is not None
+        self._out.send(self._command(flight, self._formation.fences()))
+
+    def _command(self, flight: Flight, targets: tuple[tuple[DaemonKey, Fence], ...]) -> SendWave:
+        """A daemon that loses its controller, or whose formation ends for another reason, judges its engine itself."""
+        limit_s = max(self.watch.limit_s(daemon, flight) for daemon in self._formation.daemons.values())
+        return SendWave(self._pipeline, flight.ordinal, flight.rows, targets, math.ceil(limit_s * 1e3))
 
     def _complete(self, flight: Flight, outcomes: Outcomes) -> None:
         """The last stage is done with the wave: positions advance, final rows have their token."""

@@ -230,7 +230,7 @@ class Hearing:
         service, beat = self._pipeline.service, event.beat
         wave = beat.executing_wave
         daemon.executing = None if wave is None else (wave, event.now - beat.executing_ms / 1e3)
-        overdue = None if service is None else service.wave_watch.overdue(daemon, beat, event.now)
+        overdue = None if service is None else service.execution.watch.overdue(daemon, beat, event.now)
         if overdue is not None:
             self._pipeline.hung(daemon, overdue, event.now)
         return overdue is not None

@@ -27,7 +27,6 @@ from wavepp_controller.core.request_table import RequestInput, RequestState
 from wavepp_controller.core.ring import Place
 from wavepp_controller.core.rounds import RoundBook
 from wavepp_controller.core.verdicts import PipelineFacts, check_plan, too_late
-from wavepp_controller.core.wave_watch import WaveWatch
 from wavepp_proto.errors import PipelineUnavailable, WaveppError, from_info
 from wavepp_proto.terms import AnnounceAck, DaemonKey, ErrorInfo, HoldKey, Inventory, RoundOrdinal, Votes, WaveReport
 
@@ -52,8 +51,7 @@ class Service:
         self.rounds = RoundBook(formation.daemons, config.round_deadline_ms / 1e3, next_rounds)
         self.admission = Admission(formation, index, self.rounds, config, out)
         policy = make_policy(config, model)
-        self.execution = Execution(book.pipeline, formation, policy, config, out, now)
-        self.wave_watch = WaveWatch(self.execution.ring, model, config)
+        self.execution = Execution(book.pipeline, formation, policy, model, config, out, now)
         self._gate = Gate(config.mode)
         self.inventories = InventoryCheck(
             formation, self.rounds, self.admission, self.execution, book, config.inventory_ms / 1e3, out, now

@@ -63,8 +63,8 @@ class WaveWatch:
         return daemon.waits
 
     def limit_s(self, daemon: Daemon, flight: Flight) -> float:
-        """How long the daemon's engine may take for a wave: what is predicted and a slack. For the first of a formation,
-        and until enough was learnt, the engine itself predicts; what the operator allows instead has no slack."""
+        """How long the daemon's engine may take for a wave: what is predicted and a slack. For the first of a
+        formation, and until enough was learnt, the engine itself predicts; what the operator allows has no slack."""
         learnt = self._model.stage(daemon.key)
         predicted_s = 0.0 if learnt is None else learnt.costs.demand_us(demand_of(flight.rows)) / 1e6
         if learnt is None or learnt.samples < FIRST_FIT or not daemon.waves_done:

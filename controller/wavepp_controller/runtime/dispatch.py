@@ -55,7 +55,7 @@ class Dispatch:
 
     def send_wave(self, action: SendWave) -> None:
         """Rows are serialised once: only the fence is each daemon's own."""
-        body = convert.wave_body(action.rows)
+        body = convert.wave_body(action.rows, action.limit_ms)
         for key, fence in action.targets:
             if (link := self._links.get(key)) is not None:
                 link.send_wave(convert.wave_message(replace(fence, ordinal=action.ordinal), body))

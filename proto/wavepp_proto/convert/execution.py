@@ -35,6 +35,7 @@ def wave_request_to_pb(term: WaveCommand | Heartbeat) -> pb.WaveRequest:
         return out
     # An empty wave must still arrive as a wave, to be refused by name.
     out.wave.SetInParent()
+    out.wave.limit_ms = term.limit_ms
     for row in term.rows:
         _fill_row(out.wave.rows.add(), row)
     return out
@@ -50,7 +51,7 @@ def wave_request_from_pb(msg: pb.WaveRequest) -> WaveCommand | Heartbeat:
     _check.present("body", body == "wave")
     rows = msg.wave.rows
     _check.at_most("rows", _check.at_least("rows", len(rows), 1), limits.MAX_LANES)
-    return WaveCommand(fence, tuple([_row_from_pb(row) for row in rows]))
+    return WaveCommand(fence, tuple([_row_from_pb(row) for row in rows]), msg.wave.limit_ms)
 
 
 def _fill_row(out: pb.Row, row: Row) -> None:

@@ -38,9 +38,9 @@ def round_message(fence: Fence, body: bytes, parts: Sequence[bytes] = ()) -> byt
     return b"".join(pieces)
 
 
-def wave_body(rows: tuple[Row, ...]) -> bytes:
+def wave_body(rows: tuple[Row, ...], limit_ms: int) -> bytes:
     """Everything but the fence."""
-    out = wave_request_to_pb(WaveCommand(_NO_FENCE, rows))
+    out = wave_request_to_pb(WaveCommand(_NO_FENCE, rows, limit_ms))
     out.ClearField("fence")
     return out.SerializeToString()
 

@@ -106,8 +106,8 @@ FirstWaveMs = Annotated[
     int | None,
     typer.Option(
         "--first-wave-ms", envvar="WAVEPP_FIRST_WAVE_MS",
-        help="Longest that a stage may take for its first wave (it may compile) and while little is known of it, more than "
-        "1250; by default what its engine allows, and a slack.",
+        help="Longest that a stage may take for its first wave (it may compile) and while little is known of it, more "
+        "than 1250; by default what its engine allows, and a slack.",
     ),
 ]  # fmt: skip
 SnapshotTokens = Annotated[

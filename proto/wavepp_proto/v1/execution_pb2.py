@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from wavepp_proto.v1 import common_pb2 as wavepp__proto_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fwavepp_proto/v1/execution.proto\x12\twavepp.v1\x1a\x1cwavepp_proto/v1/common.proto\"\x82\x01\n\x0bWaveRequest\x12\x1f\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x10.wavepp.v1.Fence\x12\x1f\n\x04wave\x18\x02 \x01(\x0b\x32\x0f.wavepp.v1.WaveH\x00\x12)\n\theartbeat\x18\x03 \x01(\x0b\x32\x14.wavepp.v1.HeartbeatH\x00\x42\x06\n\x04\x62ody\"$\n\x04Wave\x12\x1c\n\x04rows\x18\x01 \x03(\x0b\x32\x0e.wavepp.v1.Row\"g\n\x03Row\x12\x1f\n\x03key\x18\x01 \x01(\x0b\x32\x12.wavepp.v1.HoldKey\x12\r\n\x05start\x18\x02 \x01(\x04\x12\x0e\n\x06length\x18\x03 \x01(\r\x12\r\n\x05\x66inal\x18\x04 \x01(\x08\x12\x11\n\tsnapshots\x18\x05 \x03(\x04\"\xdd\x01\n\tHeartbeat\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\x12\x1b\n\x0e\x65xecuting_wave\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x14\n\x0cqueued_waves\x18\x03 \x01(\r\x12\x15\n\rloop_delay_us\x18\x04 \x01(\r\x12%\n\x08\x63\x61pacity\x18\x05 \x01(\x0b\x32\x13.wavepp.v1.Capacity\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\x12\x15\n\rreported_wave\x18\x07 \x01(\x04\x12\x14\n\x0c\x65xecuting_ms\x18\x08 \x01(\x04\x42\x11\n\x0f_executing_wave\"\x8b\x01\n\x0cWaveResponse\x12\x1f\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x10.wavepp.v1.Fence\x12\'\n\x06report\x18\x02 \x01(\x0b\x32\x15.wavepp.v1.WaveReportH\x00\x12)\n\theartbeat\x18\x03 \x01(\x0b\x32\x14.wavepp.v1.HeartbeatH\x00\x42\x06\n\x04\x62ody\"\x90\x02\n\nWaveReport\x12\x0c\n\x04\x64one\x18\x01 \x01(\x08\x12\x13\n\x0bvoid_bitmap\x18\x02 \x01(\x0c\x12\x14\n\x0crunning_hash\x18\x03 \x01(\x0c\x12$\n\x05times\x18\x04 \x01(\x0b\x32\x15.wavepp.v1.StageTimes\x12%\n\x07results\x18\x05 \x03(\x0b\x32\x14.wavepp.v1.RowResult\x12#\n\x06\x66\x61ults\x18\x06 \x03(\x0b\x32\x13.wavepp.v1.RowFault\x12%\n\x08\x63\x61pacity\x18\x07 \x01(\x0b\x32\x13.wavepp.v1.Capacity\x12\x1f\n\x05\x65rror\x18\x08 \x01(\x0b\x32\x10.wavepp.v1.Error\x12\x0f\n\x07partial\x18\t \x01(\x08\"i\n\tRowResult\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x10\n\x08token_id\x18\x02 \x01(\r\x12-\n\x0ctop_logprobs\x18\x03 \x03(\x0b\x32\x17.wavepp.v1.TokenLogprob\x12\x0e\n\x06logits\x18\x04 \x01(\x0c\"8\n\x08RowFault\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x1f\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x10.wavepp.v1.Error\"a\n\x0f\x41\x63tivationFrame\x12\x1f\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x10.wavepp.v1.Fence\x12\x0e\n\x06header\x18\x02 \x01(\x0c\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x0c\n\x04last\x18\x04 \x01(\x08\"\"\n\rCarryResponse\x12\x11\n\tlast_wave\x18\x01 \x01(\x04\x32Q\n\x0eStageExecution\x12?\n\x08RunWaves\x12\x16.wavepp.v1.WaveRequest\x1a\x17.wavepp.v1.WaveResponse(\x01\x30\x01\x32L\n\tStageLink\x12?\n\x05\x43\x61rry\x12\x1a.wavepp.v1.ActivationFrame\x1a\x18.wavepp.v1.CarryResponse(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fwavepp_proto/v1/execution.proto\x12\twavepp.v1\x1a\x1cwavepp_proto/v1/common.proto\"\x82\x01\n\x0bWaveRequest\x12\x1f\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x10.wavepp.v1.Fence\x12\x1f\n\x04wave\x18\x02 \x01(\x0b\x32\x0f.wavepp.v1.WaveH\x00\x12)\n\theartbeat\x18\x03 \x01(\x0b\x32\x14.wavepp.v1.HeartbeatH\x00\x42\x06\n\x04\x62ody\"6\n\x04Wave\x12\x1c\n\x04rows\x18\x01 \x03(\x0b\x32\x0e.wavepp.v1.Row\x12\x10\n\x08limit_ms\x18\x02 \x01(\x04\"g\n\x03Row\x12\x1f\n\x03key\x18\x01 \x01(\x0b\x32\x12.wavepp.v1.HoldKey\x12\r\n\x05start\x18\x02 \x01(\x04\x12\x0e\n\x06length\x18\x03 \x01(\r\x12\r\n\x05\x66inal\x18\x04 \x01(\x08\x12\x11\n\tsnapshots\x18\x05 \x03(\x04\"\xdd\x01\n\tHeartbeat\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\x12\x1b\n\x0e\x65xecuting_wave\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x14\n\x0cqueued_waves\x18\x03 \x01(\r\x12\x15\n\rloop_delay_us\x18\x04 \x01(\r\x12%\n\x08\x63\x61pacity\x18\x05 \x01(\x0b\x32\x13.wavepp.v1.Capacity\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\x12\x15\n\rreported_wave\x18\x07 \x01(\x04\x12\x14\n\x0c\x65xecuting_ms\x18\x08 \x01(\x04\x42\x11\n\x0f_executing_wave\"\x8b\x01\n\x0cWaveResponse\x12\x1f\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x10.wavepp.v1.Fence\x12\'\n\x06report\x18\x02 \x01(\x0b\x32\x15.wavepp.v1.WaveReportH\x00\x12)\n\theartbeat\x18\x03 \x01(\x0b\x32\x14.wavepp.v1.HeartbeatH\x00\x42\x06\n\x04\x62ody\"\x90\x02\n\nWaveReport\x12\x0c\n\x04\x64one\x18\x01 \x01(\x08\x12\x13\n\x0bvoid_bitmap\x18\x02 \x01(\x0c\x12\x14\n\x0crunning_hash\x18\x03 \x01(\x0c\x12$\n\x05times\x18\x04 \x01(\x0b\x32\x15.wavepp.v1.StageTimes\x12%\n\x07results\x18\x05 \x03(\x0b\x32\x14.wavepp.v1.RowResult\x12#\n\x06\x66\x61ults\x18\x06 \x03(\x0b\x32\x13.wavepp.v1.RowFault\x12%\n\x08\x63\x61pacity\x18\x07 \x01(\x0b\x32\x13.wavepp.v1.Capacity\x12\x1f\n\x05\x65rror\x18\x08 \x01(\x0b\x32\x10.wavepp.v1.Error\x12\x0f\n\x07partial\x18\t \x01(\x08\"i\n\tRowResult\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x10\n\x08token_id\x18\x02 \x01(\r\x12-\n\x0ctop_logprobs\x18\x03 \x03(\x0b\x32\x17.wavepp.v1.TokenLogprob\x12\x0e\n\x06logits\x18\x04 \x01(\x0c\"8\n\x08RowFault\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x1f\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x10.wavepp.v1.Error\"a\n\x0f\x41\x63tivationFrame\x12\x1f\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x10.wavepp.v1.Fence\x12\x0e\n\x06header\x18\x02 \x01(\x0c\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x0c\n\x04last\x18\x04 \x01(\x08\"\"\n\rCarryResponse\x12\x11\n\tlast_wave\x18\x01 \x01(\x04\x32Q\n\x0eStageExecution\x12?\n\x08RunWaves\x12\x16.wavepp.v1.WaveRequest\x1a\x17.wavepp.v1.WaveResponse(\x01\x30\x01\x32L\n\tStageLink\x12?\n\x05\x43\x61rry\x12\x1a.wavepp.v1.ActivationFrame\x1a\x18.wavepp.v1.CarryResponse(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,25 +35,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WAVEREQUEST']._serialized_start=77
   _globals['_WAVEREQUEST']._serialized_end=207
   _globals['_WAVE']._serialized_start=209
-  _globals['_WAVE']._serialized_end=245
-  _globals['_ROW']._serialized_start=247
-  _globals['_ROW']._serialized_end=350
-  _globals['_HEARTBEAT']._serialized_start=353
-  _globals['_HEARTBEAT']._serialized_end=574
-  _globals['_WAVERESPONSE']._serialized_start=577
-  _globals['_WAVERESPONSE']._serialized_end=716
-  _globals['_WAVEREPORT']._serialized_start=719
-  _globals['_WAVEREPORT']._serialized_end=991
-  _globals['_ROWRESULT']._serialized_start=993
-  _globals['_ROWRESULT']._serialized_end=1098
-  _globals['_ROWFAULT']._serialized_start=1100
-  _globals['_ROWFAULT']._serialized_end=1156
-  _globals['_ACTIVATIONFRAME']._serialized_start=1158
-  _globals['_ACTIVATIONFRAME']._serialized_end=1255
-  _globals['_CARRYRESPONSE']._serialized_start=1257
-  _globals['_CARRYRESPONSE']._serialized_end=1291
-  _globals['_STAGEEXECUTION']._serialized_start=1293
-  _globals['_STAGEEXECUTION']._serialized_end=1374
-  _globals['_STAGELINK']._serialized_start=1376
-  _globals['_STAGELINK']._serialized_end=1452
+  _globals['_WAVE']._serialized_end=263
+  _globals['_ROW']._serialized_start=265
+  _globals['_ROW']._serialized_end=368
+  _globals['_HEARTBEAT']._serialized_start=371
+  _globals['_HEARTBEAT']._serialized_end=592
+  _globals['_WAVERESPONSE']._serialized_start=595
+  _globals['_WAVERESPONSE']._serialized_end=734
+  _globals['_WAVEREPORT']._serialized_start=737
+  _globals['_WAVEREPORT']._serialized_end=1009
+  _globals['_ROWRESULT']._serialized_start=1011
+  _globals['_ROWRESULT']._serialized_end=1116
+  _globals['_ROWFAULT']._serialized_start=1118
+  _globals['_ROWFAULT']._serialized_end=1174
+  _globals['_ACTIVATIONFRAME']._serialized_start=1176
+  _globals['_ACTIVATIONFRAME']._serialized_end=1273
+  _globals['_CARRYRESPONSE']._serialized_start=1275
+  _globals['_CARRYRESPONSE']._serialized_end=1309
+  _globals['_STAGEEXECUTION']._serialized_start=1311
+  _globals['_STAGEEXECUTION']._serialized_end=1392
+  _globals['_STAGELINK']._serialized_start=1394
+  _globals['_STAGELINK']._serialized_end=1470
 # @@protoc_insertion_point(module_scope)

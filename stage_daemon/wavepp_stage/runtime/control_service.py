@@ -128,7 +128,7 @@ class ControlService(control_pb2_grpc.StageControlServicer):
     async def _join(self, plan: JoinPlan) -> JoinReply:
         self._check(plan)
         self._core.post(JoinAsked(plan, time.monotonic()))
-        await self.leave()
+        await self.watch.stopped(self.leave())
         self._refuse_fenced()  # the end of the formation before may have shown that the engine is broken
         facts = await self.load(self._engine_plan(plan), lambda done, total: None)
         formation = plan.fence.formation

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from wavepp_proto.errors import FormationEnded, LinkFault, StaleMessage, WaveppError
 from wavepp_proto.runtime.logs import get_log
@@ -34,6 +34,13 @@ log = get_log("wavepp.stage.executor")
 
 COPIER_CLOSE_S = 5.0
 """Longest wait for a copy under way before the engine is closed under it."""
+
+
+class Executing(NamedTuple):
+    wave: WaveOrdinal
+    spent_s: float
+    limit_s: float | None
+    """Longest that the controller allows; None from one that does not tell."""
 
 
 class Executor:
@@ -57,7 +64,7 @@ class Executor:
         self._closing = False
         self.engine_failed = False
         """A wave or an admission ended in an error of the engine; whoever loads it anew takes this back."""
-        self._executing: tuple[WaveOrdinal, float] | None = None
+        self._executing: tuple[WaveCommand, float] | None = None
         """The wave that was given to the engine, and when (monotonic seconds)."""
         self._watch = Stopwatch()
         self._copies_ended = 0
@@ -121,10 +128,14 @@ class Executor:
             self._condition.notify()
 
     @property
-    def executing(self) -> tuple[WaveOrdinal, float] | None:
-        """The wave that the engine computes, and for how long (seconds); None between two."""
+    def executing(self) -> Executing | None:
+        """What the engine computes; None between two waves."""
         now = self._executing
-        return None if now is None else (now[0], time.monotonic() - now[1])
+        if now is None:
+            return None
+        command, since = now
+        limit_s = command.limit_ms / 1000 if command.limit_ms else None
+        return Executing(command.ordinal, time.monotonic() - since, limit_s)
 
     @property
     def queued(self) -> int:
@@ -265,7 +276,7 @@ class Executor:
         """Compute, publish, then send on: whoever hears of this wave may count on what it published."""
         self._watch.charge("activation")
         command, formation = current.queue[0], current.plan.fence.formation
-        self._executing = (command.ordinal, time.monotonic())
+        self._executing = (command, time.monotonic())
         prepared = current.prepared.pop(command.ordinal)
         started_ns, started = time.time_ns(), time.perf_counter()
         try:
