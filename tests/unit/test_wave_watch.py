@@ -176,8 +176,9 @@ def test_engine_s_own_allowance_counts_while_nothing_is_known() -> None:
 
 @pytest.mark.parametrize("name", ["hang_ms", "first_wave_ms"])
 def test_hang_shorter_than_silence_is_refused_by_name(name: str) -> None:
+    too_short: dict[str, Any] = {name: 1250}
     with pytest.raises(InvalidRequest) as refused:
-        ControllerConfig(**{name: 1250})
+        ControllerConfig(**too_short)
     assert (refused.value.fields["field"], refused.value.fields["limit"]) == (name, "1250")
 
 
