@@ -123,7 +123,7 @@ class Stream:
 
     def close(self) -> None:
         """Cancel the request if it has no outcome yet. May be called again."""
-        if not self._thread.stopped:
+        if not (self._thread.stopped or self._thread.forked):
             self._thread.run(self._stream.aclose())
 
     def __enter__(self) -> Self:
@@ -138,7 +138,7 @@ def _pulled(thread: LoopThread, items: AsyncGenerator[T, None]) -> Iterator[T]:
         while (item := thread.run(_next(items))) is not None:
             yield item
     finally:
-        if not thread.stopped:
+        if not (thread.stopped or thread.forked):
             thread.run(items.aclose())
 
 

@@ -113,12 +113,13 @@ class Submission:
 
     def __init__(self, call: grpc.aio.StreamStreamCall[prefill_pb2.SubmitRequest, prefill_pb2.SubmitResponse]) -> None:
         self._call = call
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._process = asyncio.get_running_loop(), os.getpid()
 
     def __del__(self) -> None:
         # gRPC's own call objects lie in reference cycles: waiting for the collector would keep an
         # abandoned request running. Any thread may drop the last reference.
-        if not self._call.done() and not self._loop.is_closed():
+        here = os.getpid() == self._process  # a forked child would write into its parent's pipe
+        if here and not self._call.done() and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._call.cancel)
 
     async def read(self) -> Event:

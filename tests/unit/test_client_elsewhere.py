@@ -21,6 +21,8 @@ import os, sys, wavepp
 address = sys.argv[1]
 with wavepp.Client(address) as parent:
     parent.prefill([1, 2, 3])
+    stream = parent.stream([1, 2, 3])
+    next(stream)
     child = os.fork()
     if not child:
         told = []
@@ -30,6 +32,8 @@ with wavepp.Client(address) as parent:
             except wavepp.errors.InvalidRequest as error:
                 told.append(error.fields["field"])
             client.close()
+        stream.close()
+        del stream
         print(*told, flush=True)
         os._exit(0)
     os.waitpid(child, 0)

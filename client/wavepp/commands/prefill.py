@@ -253,7 +253,7 @@ def _token(result: PrefillResult) -> str:
 
 
 def _number(name: str, value: object) -> object:
-    if name in TEXT_FIELDS or not isinstance(value, str) or not re.fullmatch(r"-?(0|[1-9]\d{0,18})", value):
+    if name in TEXT_FIELDS or not isinstance(value, str) or not re.fullmatch(r"-?(0|[1-9]\d{0,19})", value):
         return value
     return int(value)
 
