@@ -158,3 +158,9 @@ def test_pools_are_refused_when_prompts_share_too_little() -> None:
     with pytest.raises(InvalidRequest) as caught:
         plan_pools((lonely[:2], lonely[2:]), BLOCK, 4, concurrency=8)
     assert caught.value.fields["field"] == "model"
+
+
+def test_folder_of_deep_json_is_no_model_folder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(InvalidRequest, match="is no model folder"):
+        ModelText.of(tmp_path)

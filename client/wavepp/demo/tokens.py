@@ -37,7 +37,7 @@ class ModelText:
         try:
             config = json.loads((folder / "config.json").read_bytes())
             vocabulary, window = int(config["vocab_size"]), int(config["max_position_embeddings"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise InvalidRequest(f"{folder} is no model folder: {error!r}", field="model", value=str(folder)) from error
         tokenizer = load(folder) if (folder / FILE).is_file() else None
         return cls(tokenizer, vocabulary, window)
