@@ -123,8 +123,11 @@ class GrpcLink:
             await self._carry()
             reason: str | LinkFault = "the next stage closed the link"
         except grpc.aio.AioRpcError as error:
-            told = convert.error_from_rpc(error)
-            reason = told if isinstance(told, LinkFault) else str(told)
+            told = convert.error_from_rpc(error, LinkFault)
+            if isinstance(told, LinkFault) and told.fields:
+                reason = told
+            else:  # gRPC itself ended the call, and names nothing
+                reason = f"stage {self.plan.stage + 1} at {self.plan.next_address} ended the link: {told.message}"
         except (grpc.aio.UsageError, asyncio.InvalidStateError):
             reason = "the channel to the next stage was closed"
         if not self.closed:
