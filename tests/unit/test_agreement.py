@@ -161,6 +161,22 @@ def test_pipeline_forms_and_serves_the_waiting_when_the_stage_comes_back_alike()
     assert not isinstance(pipeline.outcome("a"), Failed)
 
 
+def test_last_fault_is_the_refusal_while_it_is_the_reason_that_nothing_forms() -> None:
+    pipeline = members(bf16(0), bf16(1))
+    pipeline.lose(1)
+    pipeline.post(MemberUp(bf16(1, incarnation=2, numerics=replace(BF16, dtype="float16")), pipeline.now))
+    (status,) = pipeline.machine.status().pipelines
+    assert status.last_fault is not None
+    told = dict(status.last_fault.fields)
+    assert (status.state, status.last_fault.reason, told["field"], told["address"]) == (
+        "broken", "JOIN_REFUSED", "dtype", "host1:1",
+    )  # fmt: skip
+    pipeline.post(MemberUp(bf16(1, incarnation=3), pipeline.now))
+    (status,) = pipeline.machine.status().pipelines
+    assert status.last_fault is not None
+    assert (status.state, status.last_fault.reason) == ("serving", "STAGE_LOST")
+
+
 @pytest.mark.parametrize("field", [field.name for field in fields(Numerics)])
 def test_block_hashes_differ_when_what_is_computed_differs(field: str) -> None:
     facts, other = (PipelineFacts.of([one]) for one in (bf16(0), changed(bf16(0), field)))

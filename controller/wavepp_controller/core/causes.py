@@ -103,7 +103,7 @@ def unserved(
     cannot be used: somebody has to change it."""
     stages = stages_of(roster.missing)
     said = f"pipeline {pipeline} did not serve within {config.pipeline_wait_ms} ms"
-    refused = next((one.error for one in roster.refused if one.record.key in roster.missing), None)
+    refused = roster.blocking
     if refused is not None:
         error = JoinRefused(f"{said}: {refused.message}", pipeline=pipeline, missing_stages=stages)
         error.fields = {**refused.fields, **error.fields}

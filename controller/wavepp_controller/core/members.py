@@ -42,6 +42,11 @@ class Roster:
     def complete(self) -> bool:
         return bool(self.records) and not self.missing
 
+    @property
+    def blocking(self) -> JoinRefused | None:
+        """Why nothing forms, where a place is empty only because what is there was refused."""
+        return next((one.error for one in self.refused if one.record.key in self.missing), None)
+
 
 @dataclass(slots=True)
 class _Member:

@@ -47,6 +47,7 @@ def _pipeline(pipeline: PipelineMachine, config: ControllerConfig, ready: bool, 
     forming, service = pipeline.forming, pipeline.service
     formation, roster = forming.present, forming.roster(now)
     facts = forming.facts
+    fault = (roster.blocking if formation is None else None) or forming.last_fault
     if formation is not None:
         daemons = tuple(
             daemon_status(daemon, pipeline.index, pipeline.latency, pipeline.serving, now)
@@ -72,7 +73,7 @@ def _pipeline(pipeline: PipelineMachine, config: ControllerConfig, ready: bool, 
         running_requests=len(pipeline.book.living) - len(pipeline.book.waiting),
         parked_requests=0 if service is None else sum(1 for _ in service.admission.sharing),
         daemons=daemons,
-        last_fault=None if forming.last_fault is None else forming.last_fault.info(),
+        last_fault=None if fault is None else fault.info(),
         stalled=pipeline.stalled(now),
         ready=ready,
     )

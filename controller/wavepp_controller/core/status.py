@@ -101,6 +101,7 @@ class PipelineStatus:
     """Waiting behind a request that computes their prefix."""
     daemons: tuple[DaemonStatus, ...]
     last_fault: ErrorInfo | None
+    """Why none forms where a refused stage is the reason; else why the last formation ended."""
     stalled: bool
     """Something waits, nothing runs and nothing is held, for longer than a retry should take."""
     ready: bool

@@ -179,7 +179,7 @@ class PipelineStatus(_message.Message):
     def daemons(self) -> _containers.RepeatedCompositeFieldContainer[Global___StageStatus]: ...
     @_builtins.property
     def last_fault(self) -> _common_pb2.Error:
-        """Why the last formation ended; absent if none did."""
+        """Why none forms where a refused stage is the reason, else why the last formation ended; absent if none did."""
 
     @_builtins.property
     def missing(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.DaemonKey]:
