@@ -144,7 +144,7 @@ def test_a_stage_whose_engine_hangs_is_named_exits_and_serves_again_in_another_p
         lost = wavepp(tmp_path, "prefill", "--tokens", tokens, "--json")
         (told,) = json_lines(lost)
         fields = told["error"]["fields"]
-        assert (told["error"]["reason"], fields["stage"], fields["cause"]) == ("STAGE_LOST", "1", ENGINE_HUNG)
+        assert (told["error"]["reason"], fields["stage"], fields["cause"]) == ("STAGE_LOST", 1, ENGINE_HUNG)
         after = wavepp(tmp_path, "prefill", "--tokens", tokens, "--json")
         assert after.returncode == 0, after.stderr
         assert json_lines(after)[0]["first_token"] == json_lines(before)[0]["first_token"]
