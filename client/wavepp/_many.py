@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Itera
 
 from wavepp._types import PrefillOutcome, PrefillResult, Prompt
 from wavepp_proto.errors import WaveppError
+from wavepp_proto.runtime.closers import end_tasks
 
 
 async def in_completion_order(
@@ -29,10 +30,8 @@ async def in_completion_order(
             for task in sorted(done, key=lambda task: task.result().index):
                 yield task.result()
     finally:
-        for task in running:
-            task.cancel()
         # Their streams are closed before we are: nothing of ours outlives the iteration.
-        await asyncio.gather(*running, return_exceptions=True)
+        await end_tasks(*running)
 
 
 async def _outcome(prefill: Callable[[Prompt], Awaitable[PrefillResult]], index: int, prompt: Prompt) -> PrefillOutcome:

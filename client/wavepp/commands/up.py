@@ -184,6 +184,7 @@ def up(
 
 async def _serve(local: LocalCluster, stop: asyncio.Event, as_json: bool) -> None:
     from wavepp._discovery import forget_cluster
+    from wavepp_proto.runtime.closers import end_tasks
 
     talk = console()
     started = time.monotonic()
@@ -207,9 +208,7 @@ async def _serve(local: LocalCluster, stop: asyncio.Event, as_json: bool) -> Non
         talk.print("stopping")
     finally:
         forget_cluster()
-        for task in (starting, stopped):
-            task.cancel()
-        await asyncio.gather(starting, stopped, return_exceptions=True)
+        await end_tasks(starting, stopped)
 
 
 def _remember(local: LocalCluster, talk: Console) -> None:

@@ -26,9 +26,8 @@ from wavepp_controller.runtime.refusals import Refusals
 from wavepp_controller.runtime.request_spans import RequestSpans
 from wavepp_controller.runtime.settings import ControllerSettings
 from wavepp_controller.runtime.shell import ControllerShell
-from wavepp_proto import limits
 from wavepp_proto.runtime.channels import advertise_address, bind_server, check_server, new_server, pipeline_service
-from wavepp_proto.runtime.closers import Closers
+from wavepp_proto.runtime.closers import Closers, end_tasks
 from wavepp_proto.runtime.election import Authority, Leadership
 from wavepp_proto.runtime.logs import get_log
 from wavepp_proto.runtime.loop_probe import probe_loop
@@ -148,12 +147,7 @@ class Controller:
             log.info("closed", cluster=self.settings.cluster)
 
     async def _cancel_tasks(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            _, stuck = await asyncio.wait(self._tasks, timeout=limits.CLOSE_S)
-            if stuck:
-                log.error("loops did not end", tasks=sorted(task.get_name() for task in stuck))
+        await end_tasks(*self._tasks)
 
     # --- loops --------------------------------------------------------------------------------------
 

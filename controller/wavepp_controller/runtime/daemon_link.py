@@ -34,6 +34,7 @@ from wavepp_controller.runtime.stream_endings import StreamEnding, is_refused, j
 from wavepp_proto import convert
 from wavepp_proto.errors import StageLost, WaveppError
 from wavepp_proto.runtime.channels import ClientSecurity, open_channel
+from wavepp_proto.runtime.closers import end_tasks
 from wavepp_proto.runtime.streams import converse
 from wavepp_proto.terms import (
     ErrorInfo,
@@ -186,9 +187,7 @@ class DaemonLink:
             self._post(StreamsReopened(self.plan.key, self.plan.fence.formation, time.monotonic()))
 
     async def _cancel_streams(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
 
     # --- streams ----------------------------------------------------------------------------------
 

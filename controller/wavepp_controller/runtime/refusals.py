@@ -19,6 +19,7 @@ from wavepp_proto import convert, limits
 from wavepp_proto.errors import WaveppError
 from wavepp_proto.runtime.backoff import Backoff
 from wavepp_proto.runtime.channels import ClientSecurity, open_channel
+from wavepp_proto.runtime.closers import end_tasks
 from wavepp_proto.runtime.logs import get_log
 from wavepp_proto.terms import DaemonKey, Epoch, ErrorInfo, Fence, Formation, Incarnation, MemberRecord
 from wavepp_proto.v1 import control_pb2_grpc
@@ -67,7 +68,7 @@ class Refusals:
     async def close(self) -> None:
         """Idempotent."""
         self.forget()
-        await asyncio.gather(*self._calls.values(), return_exceptions=True)
+        await end_tasks(*self._calls.values())
 
     def _start(self, identity: Identity, address: str, epoch: Epoch, error: ErrorInfo | None) -> None:
         key, incarnation = identity

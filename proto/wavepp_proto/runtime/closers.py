@@ -7,12 +7,31 @@ logged, never raised.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
+from typing import Any
 
+from wavepp_proto import limits
 from wavepp_proto.runtime.logs import get_log
 
 log = get_log(__name__)
+
+
+async def end_tasks(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel `tasks` and wait for their ends, `limits.CLOSE_S` at most; what is left behind is logged. What they raised
+    while they ended counts for nothing."""
+    for task in tasks:
+        task.cancel()
+    if not tasks:
+        return
+    done, stuck = await asyncio.wait(tasks, timeout=limits.CLOSE_S)
+    for task in done:
+        if not task.cancelled():
+            task.exception()  # seen
+    if stuck:
+        log.error("tasks did not end when they were cancelled", tasks=sorted(task.get_name() for task in stuck))
+
 
 Step = Callable[[], Awaitable[object] | object]
 

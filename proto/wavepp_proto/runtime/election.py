@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from wavepp_proto import limits
 from wavepp_proto.runtime.backoff import Backoff
+from wavepp_proto.runtime.closers import end_tasks
 from wavepp_proto.runtime.logs import get_log
 from wavepp_proto.runtime.membership import RELIST_S
 from wavepp_proto.runtime.record import leader_key
@@ -102,8 +103,7 @@ class Leadership:
         holding, self._holding = self._holding, None
         if holding is not None and self._authority is not None:
             self._authority.lost.set()
-            holding.cancel()
-            await asyncio.gather(holding, return_exceptions=True)
+            await end_tasks(holding)
         lease, self._lease = self._lease, None
         if lease is not None:
             with contextlib.suppress(TimeoutError, *STORE_TROUBLE):
@@ -154,9 +154,7 @@ class Leadership:
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_tasks(*tasks)
 
     async def _claim_again(self) -> tuple[LeaseId, Claim]:
         """A new lease, and the key under it unless somebody has it; however long the store is away."""

@@ -13,6 +13,7 @@ from typing import Final
 
 from wavepp_proto import limits
 from wavepp_proto.runtime.backoff import Backoff
+from wavepp_proto.runtime.closers import end_tasks
 from wavepp_proto.runtime.logs import get_log
 from wavepp_proto.runtime.record import encode_record, member_key
 from wavepp_proto.runtime.store import STORE_TROUBLE, LeaseGone, LeaseId, MembershipStore
@@ -74,8 +75,7 @@ class Registrar:
         task, self._task = self._task, None
         if task is None:
             return
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await end_tasks(task)
         self.registered.clear()
         lease, self._lease = self._lease, None
         if lease is not None:

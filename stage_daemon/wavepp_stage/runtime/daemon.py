@@ -19,7 +19,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from wavepp_proto import __version__, limits
 from wavepp_proto.runtime.channels import advertise_address, bind_server, check_server, new_server, parse_address
-from wavepp_proto.runtime.closers import Closers
+from wavepp_proto.runtime.closers import Closers, end_tasks
 from wavepp_proto.runtime.logs import get_log
 from wavepp_proto.runtime.loop_probe import probe_loop
 from wavepp_proto.runtime.process import settle_heap
@@ -107,9 +107,7 @@ class StageDaemon:
                     raise self.control.watch.hung.result()
                 await self.drain(drain_s)
         finally:
-            for task in (starting, stopped):
-                task.cancel()
-            await asyncio.wait((starting, stopped), timeout=limits.CLOSE_S)
+            await end_tasks(starting, stopped)
             await self.close()
 
     async def start(self) -> None:
