@@ -66,7 +66,7 @@ def _value(key: str, value: str, refused: type[WaveppError]) -> Any:
 
 def _count(key: str, value: str, refused: type[WaveppError]) -> int:
     low, high = _COUNTS[key]
-    plain = value.isascii() and value.isdecimal() and len(value) <= _MAX_DIGITS
+    plain = value.isascii() and value.isdecimal() and len(value.lstrip("0")) <= _MAX_DIGITS
     if not (plain and low <= int(value) <= high):
         message = f"{key} must be a whole number from {low} to {high}, not {value!r}"
         raise refused(message, field=key, value=value, limit=high)
