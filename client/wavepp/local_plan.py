@@ -139,6 +139,7 @@ class LocalPlan:
         if self.link is not None:
             _check_link(self.link, self.device or ("cuda:0" if self.engine == "trtllm" else "cpu"))
         check_level(self.log_level)
+        _check_folder(self.engine, self.model)
 
     @property
     def places(self) -> tuple[tuple[int, int], ...]:
@@ -189,8 +190,6 @@ def _check_model(engine: str, model: str) -> None:
     if engine in ("torch", "trtllm") and not Path(model).is_dir():
         hint = f"; without a model: {PRESET_FORM}" if model.startswith("emulated") else ""
         raise InvalidRequest(f"no model folder {model!r}{hint}", field="model", value=model)
-    if engine in ("torch", "trtllm") and not (Path(model) / "config.json").is_file():
-        raise InvalidRequest(f"{model} is no model folder: it has no config.json", field="model", value=model)
     _, colon, settings = model.partition(":")
     if engine == "emulated" and colon and not all(_is_setting(part) for part in settings.split(",")):
         raise InvalidRequest(f"{model!r} is no emulated model: {PRESET_FORM}", field="model", value=model)
@@ -201,6 +200,12 @@ def _check_model(engine: str, model: str) -> None:
 def _is_setting(text: str) -> bool:
     key, _, value = text.partition("=")
     return bool(key and value)
+
+
+def _check_folder(engine: str, model: str) -> None:
+    """Behind the checks of the options: those need no look at the disk."""
+    if engine in ("torch", "trtllm") and not (Path(model) / "config.json").is_file():
+        raise InvalidRequest(f"{model} is no model folder: it has no config.json", field="model", value=model)
 
 
 def _check_headroom(blocks: int, smallest_pool: int) -> None:
