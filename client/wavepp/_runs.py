@@ -122,6 +122,9 @@ class _Stream:
             # gRPC's asyncio client puts INTERNAL over the status of a call that ends under a write, and whether the
             # method is known must be told apart from a connection that broke.
             await self._call.initial_metadata()
+            await asyncio.sleep(0)  # a method that is not known answers metadata and status at once: let both be seen
+            if self._call.done():
+                return
             while True:
                 await self._wake.wait()
                 self._wake.clear()
