@@ -41,7 +41,7 @@ def state_dir() -> Path:
 
 def log_folder(kind: str, say: Callable[[str], None]) -> Path:
     """A new folder for logs, named by `kind` and the time, under this user's state; where that cannot be written, under
-    the folder for temporary files, which `say` is told. Raises InvalidRequest if neither can be: logs are needed."""
+    the folder for temporary files, of which `say` hears. Raises InvalidRequest if neither can be: logs are needed."""
     try:
         # two that start in one second must not share their logs
         folder = state_dir() / "logs" / f"{kind}{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"

@@ -44,7 +44,7 @@ class RetryPolicy:
     """Cap of that delay (seconds). A longer `retry_after_ms` from the controller wins over it."""
     budget: float = 100.0
     """Retries of a full queue that all requests of the client together may spend: overload must not feed itself. An
-    absent controller or pipeline costs none: everybody waits for it, at most `patience`."""
+    absent controller or pipeline costs none: every request waits for it, at most `patience`."""
     refund: float = 0.5
     """What one accepted request puts back, up to `budget`."""
 

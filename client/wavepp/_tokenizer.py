@@ -128,7 +128,7 @@ class FileTokenizer:
 
 
 class CheckedTokenizer:
-    """Any tokenizer, whatever it raises a TokenizerUnavailable that names it."""
+    """Any tokenizer; everything it raises becomes a TokenizerUnavailable that names it."""
 
     def __init__(self, tokenizer: Tokenizer, name: str) -> None:
         self._tokenizer = tokenizer

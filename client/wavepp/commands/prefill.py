@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FIRST_PROMPTS = 5
 """Of those that one error happened to, as many are named."""
 TEXT_FIELDS = frozenset({"request_id", "pipeline", "cluster", "cache_salt", "adapter", "model", "address"})
-"""Of errors: digits there are names. What crossed the wire is text, whatever it was before."""
+"""Of errors: digits there are names. All that crossed the wire is text, numbers too."""
 
 
 def prefill(

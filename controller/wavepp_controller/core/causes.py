@@ -100,7 +100,7 @@ def unserved(
     pipeline: PipelineId, roster: Roster, fault: WaveppError | None, config: ControllerConfig
 ) -> PipelineUnavailable | JoinRefused:
     """`fault` is what the last formation ended for. JoinRefused, which no retry helps, where a stage is there and
-    cannot be used: somebody has to change it."""
+    cannot be used until an operator changes it."""
     stages = stages_of(roster.missing)
     said = f"pipeline {pipeline} did not serve within {config.pipeline_wait_ms} ms"
     refused = roster.blocking

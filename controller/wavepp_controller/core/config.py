@@ -106,7 +106,7 @@ class ControllerConfig:
 
     @property
     def hang_s(self) -> float:
-        """`hang_ms`, whoever chose it (seconds)."""
+        """`hang_ms`, as set or by default (seconds)."""
         return (self.hang_ms or max(limits.HANG_MS, 2 * self.silence_ms)) / 1e3
 
 
